@@ -1,0 +1,40 @@
+"""dspark: capture a frozen vision-language target once, train any draft from the cache.
+
+Public Python API::
+
+    dspark.capture(shards=4)                      # stage 1, what `dspark capture` does
+    dspark.train_draft(cache="cache", arch="msd") # stage 2, what `dspark train-draft` does
+    cache = dspark.open_cache("cache")            # cache[i] -> dict of tensors for dataset row i
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.capture.run import capture as capture
+    from dspark.train_from_cache.cache import Cache as Cache
+    from dspark.train_from_cache.cache import open_cache as open_cache
+    from dspark.train_from_cache.train import train_draft as train_draft
+
+try:
+    __version__ = version("dspark")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = ["Cache", "__version__", "capture", "open_cache", "train_draft"]
+
+# `capture` is both a package and a function; capture/__init__.py makes the package callable.
+_HOMES = {
+    "Cache": "dspark.train_from_cache.cache",
+    "open_cache": "dspark.train_from_cache.cache",
+    "train_draft": "dspark.train_from_cache.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "capture":
+        return import_module("dspark.capture")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'dspark' has no attribute {name!r}")

@@ -1,0 +1,12 @@
+"""The errors that a user can mend."""
+
+
+class InputError(Exception):
+    """Wrong input. The message is one sentence that names the file, row or option and the way out.
+
+    The command line prints it on stderr and exits with 2.
+    """
+
+
+class IncompatibleCacheError(InputError):
+    """A cache that cannot be used as asked: unfinished, another identity, or a field is missing."""

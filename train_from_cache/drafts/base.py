@@ -1,0 +1,75 @@
+"""What the trainer asks of a draft. A draft is one file; its parts come in this order:
+config, needed fields, module, loss, prediction.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from dspark.schemas.manifest import Manifest
+from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
+from dspark.train_from_cache.target_head import TargetHead
+from dspark.train_from_cache.teacher import Teacher
+
+
+class Draft(PreTrainedModel):
+    """A draft model. Tensor and config names are those that serving engines load.
+
+    Attributes:
+        arch: the name under ``--arch``.
+    """
+
+    arch: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def config_from_cache(cls, manifest: Manifest, overrides: dict[str, Any]) -> PreTrainedConfig:
+        """The config of a fresh draft for the target of a cache.
+
+        Args:
+            manifest: of the cache.
+            overrides: config entries that the user set.
+
+        Raises:
+            InputError: an override that this draft does not have or cannot take.
+        """
+
+    @classmethod
+    @abstractmethod
+    def needed_fields(cls, config: PreTrainedConfig) -> list[str]:
+        """Stored fields that the draft itself reads (those of the teacher come on top)."""
+
+    @abstractmethod
+    def attach_head(self, head: TargetHead) -> None:
+        """Copy what the draft shares with the target into frozen parameters of its own."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """K: draft tokens proposed in a round."""
+
+    @abstractmethod
+    def forward(
+        self, batch: Batch, teacher: Teacher, generator: torch.Generator
+    ) -> dict[str, LossTerm]:
+        """The loss of a batch, term by term.
+
+        Args:
+            batch: the draft's inputs.
+            teacher: the target's predictions for it.
+            generator: the only source of randomness, seeded by the trainer from seed and step; on
+                the CPU.
+        """
+
+    @abstractmethod
+    def predict(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """What the draft would propose at each anchor, its earlier proposals being the true tokens.
+
+        Returns:
+            float32 logits ``[n, K, V]``; entry k is the distribution of ``x[a+1+k]`` after
+            ``x[a+1] … x[a+k]``. It uses features of positions before ``a`` alone. Entries whose
+            token lies beyond the row are arbitrary.
+        """

@@ -1,0 +1,56 @@
+"""The target's embedding table and language-model head, as the cache holds them."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.paths import head_path
+
+
+class TargetHead(nn.Module):
+    """Frozen weights of the target that drafts share.
+
+    Attributes:
+        embeddings: ``[rows, H]``, what the target's embedding module returns for every id.
+        weight: ``[V, H]`` of the language-model head.
+        bias: ``[V]`` of the head, or None.
+    """
+
+    embeddings: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, embeddings: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("embeddings", embeddings)
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def load(cls, root: Path, dtype: torch.dtype = torch.float32) -> "TargetHead":
+        """Load from the cache directory ``root``, cast to ``dtype``.
+
+        Raises:
+            IncompatibleCacheError: the file is missing or damaged.
+        """
+        path = head_path(root)
+        try:
+            tensors = {k: v.to(dtype) for k, v in load_file(path).items()}
+            return cls(
+                tensors["embed_tokens.weight"],
+                tensors["lm_head.weight"],
+                tensors.get("lm_head.bias"),
+            )
+        except (OSError, SafetensorError, KeyError) as error:
+            raise IncompatibleCacheError(
+                f"{path}: the target's head is missing or damaged ({error}); run the capture again"
+            ) from None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits ``[…, V]`` of post-norm hidden states ``[…, H]``."""
+        return F.linear(hidden, self.weight, self.bias)
