@@ -14,7 +14,7 @@ int64 ``[B]``. Float fields have the cache's type."""
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of a draft's loss, not yet divided, so that every rank can divide by the same number.
+    """One term of a draft's loss, not yet divided, so that all ranks can divide by the same number.
 
     The trainer's loss is the sum over terms of ``weight * numerator / (denominator of all ranks)``.
 

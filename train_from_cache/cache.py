@@ -147,7 +147,7 @@ class Cache:
 def _read_fully(file: FileIO, out: np.ndarray, offset: int) -> None:
     done = 0
     while done < out.size:
-        count = os.preadv(file.fileno(), [memoryview(out[done:])], offset + done)
+        count = os.preadv(file.fileno(), [out[done:].data], offset + done)
         if count == 0:
             raise IncompatibleCacheError(f"{file.name!s}: ends before byte {offset + out.size}")
         done += count

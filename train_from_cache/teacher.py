@@ -1,5 +1,7 @@
 """The target's own predictions, from whatever form the cache stores them in."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,10 @@ class Teacher:
     def __init__(self, batch: Batch, head: TargetHead) -> None:
         self._batch = batch
         self._head = head
-        self.hidden = batch["last_hidden_state"].float()
+
+    @cached_property
+    def hidden(self) -> Tensor:
+        return self._batch["last_hidden_state"].float()
 
     def logits(self, row: Tensor, position: Tensor) -> Tensor:
         """The target's logits at some positions.
@@ -39,13 +44,16 @@ class Teacher:
             indices = self._batch["logits_topk.indices"][row, position].long()
             full = values.new_full((*values.shape[:-1], self._head.weight.shape[0]), -torch.inf)
             return full.scatter(-1, indices, values)
-        return self._head(self.hidden[row, position])
+        return self._head(self.hidden[row, position]).float()
 
 
 def teacher_fields(logits_mode: str) -> list[str]:
-    """The stored fields that ``Teacher`` reads under a manifest's logits mode."""
+    """The stored fields that ``Teacher.logits`` reads under a manifest's logits mode.
+
+    A draft that uses ``Teacher.hidden`` lists ``last_hidden_state`` among its own.
+    """
     if logits_mode == "full":
-        return ["last_hidden_state", "logits"]
+        return ["logits"]
     if logits_mode.startswith("topk:"):
-        return ["last_hidden_state", "logits_topk.values", "logits_topk.indices"]
+        return ["logits_topk.values", "logits_topk.indices"]
     return ["last_hidden_state"]

@@ -20,9 +20,23 @@ class Draft(PreTrainedModel):
 
     Attributes:
         arch: the name under ``--arch``.
+        frozen: modules whose weights are the target's: saved, never trained.
     """
 
     arch: ClassVar[str]
+    frozen: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, whose loading makes every parameter trainable."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded).freeze()
+        return loaded
+
+    def freeze(self) -> None:
+        """Make what the draft shares with the target untrainable."""
+        for name in self.frozen:
+            self.get_submodule(name).requires_grad_(False)
 
     @classmethod
     @abstractmethod

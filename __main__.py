@@ -1,0 +1,5 @@
+"""``python -m dspark``."""
+
+from dspark.cli import main
+
+main()

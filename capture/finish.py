@@ -1,0 +1,41 @@
+"""Which shards are committed, and the manifest that follows from them alone."""
+
+from collections import Counter
+
+import pyarrow.compute as pc
+
+from dspark.capture.bad_row import kind_of
+from dspark.schemas.index import OK, read_index
+from dspark.schemas.manifest import Counts, Manifest
+from dspark.schemas.paths import CachePaths
+
+
+def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
+    """Shards without an index, or whose data is missing."""
+    return [
+        shard
+        for shard in range(manifest.num_shards)
+        if not (paths.index(shard).exists() and paths.shard(shard).exists())
+    ]
+
+
+def finished_manifest(manifest: Manifest, paths: CachePaths) -> Manifest:
+    """The complete manifest, from the committed indexes."""
+    ok = tokens = image_tokens = loss_tokens = 0
+    skipped: Counter[str] = Counter()
+    errors = []
+    for shard in range(manifest.num_shards):
+        table, metadata = read_index(paths.index(shard))
+        statuses = table["status"].to_pylist()
+        ok += statuses.count(OK)
+        reasons = table["reason"].to_pylist()
+        skipped.update(
+            kind_of(r) for s, r in zip(statuses, reasons, strict=True) if s != OK
+        )
+        tokens += pc.sum(table["length"]).as_py() or 0
+        image_tokens += pc.sum(table["image_tokens"]).as_py() or 0
+        loss_tokens += pc.sum(table["loss_tokens"]).as_py() or 0
+        errors.append(metadata["head_error"])
+    counts = Counts(ok, dict(sorted(skipped.items())), tokens, image_tokens, loss_tokens)
+    measured = [e for e in errors if e is not None]
+    return manifest.finished(counts, max(measured, default=None))

@@ -1,0 +1,102 @@
+"""What a cache keeps of the target's logits, and the proof that the stored head gives them back."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dspark.capture.features import Features
+from dspark.capture.target import Target
+from dspark.schemas.errors import InputError
+
+# The head is applied to the same rows in the same type both times, so an honest head differs by
+# summation order at most; a soft-cap or a scale differs by far more.
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+_TOLERANCE_16_BIT = 2e-2
+
+
+def check_logits_option(logits: str) -> None:
+    """Check the form of ``--logits``.
+
+    Raises:
+        InputError: it is none of the known forms.
+    """
+    if logits in ("auto", "full", "head"):
+        return
+    count = logits.removeprefix("topk:")
+    if not logits.startswith("topk:") or not count.isdigit() or int(count) < 1:
+        raise InputError(
+            f"--logits {logits}: choose auto, full, head, or topk:K with K at least 1"
+        )
+
+
+def resolve_logits(
+    logits: str, *, hidden_size: int, vocab_size: int, hidden_fields: int
+) -> str:
+    """Turn ``auto`` into ``full`` where logits cost no more than all other floats, else ``head``.
+
+    Raises:
+        InputError: ``topk:K`` with K beyond the vocabulary.
+    """
+    if logits == "auto":
+        return "full" if vocab_size <= hidden_size * hidden_fields else "head"
+    if logits.startswith("topk:") and int(logits.removeprefix("topk:")) > vocab_size:
+        raise InputError(f"--logits {logits}: the target has {vocab_size} logits")
+    return logits
+
+
+def stored_logits(logits: Tensor, mode: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The logit fields of a batch.
+
+    Args:
+        logits: ``[R, V]``, the target's own.
+        mode: ``full`` or ``topk:k``.
+        dtype: of the stored floats.
+    """
+    if mode == "full":
+        return {"logits": logits.to(dtype)}
+    values, indices = logits.topk(int(mode.removeprefix("topk:")), dim=-1)
+    return {
+        "logits_topk.values": values.to(dtype),
+        "logits_topk.indices": indices.int(),
+        "logits_topk.logsumexp": logits.float().logsumexp(-1),
+    }
+
+
+@torch.inference_mode()
+def prove_head(target: Target, features: Features) -> float:
+    """Prove on real rows that the stored head reproduces the target's own logits.
+
+    Args:
+        target: the frozen model.
+        features: of a batch, with logits.
+
+    Returns:
+        The largest absolute difference between the target's logits and those that a trainer
+        recomputes from ``last_hidden_state`` in the stored type.
+
+    Raises:
+        InputError: the target does more to its logits than its head (a soft-cap, a scale).
+    """
+    assert features.logits is not None
+    own = features.logits.float()
+    exact = _apply_head(target, features.last_hidden)
+    tolerance = _TOLERANCE.get(features.last_hidden.dtype, _TOLERANCE_16_BIT)
+    error = (exact - own).abs().max().item()
+    if not error <= tolerance * max(1.0, own.abs().max().item()):
+        raise InputError(
+            f"--logits head: the target's logits differ by up to {error:.3g} from its head applied "
+            "to last_hidden_state, so it caps or scales them; use --logits full or --logits topk:64"
+        )
+    stored = features.stored["last_hidden_state"].to(features.last_hidden.dtype)
+    return (_apply_head(target, stored) - own).abs().max().item()
+
+
+def _apply_head(target: Target, hidden: Tensor) -> Tensor:
+    head = target.head
+    if head is None:
+        raise InputError(
+            f"--logits head: {target.id} names no head; use --logits full or --logits topk:64"
+        )
+    weight = head.weight
+    assert isinstance(weight, Tensor)
+    return F.linear(hidden, weight, getattr(head, "bias", None)).float()

@@ -1,0 +1,117 @@
+"""What a capture will write, known before the first row is read: fields, layout, identity."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.logits import prove_head, resolve_logits
+from dspark.capture.probe import probe_target
+from dspark.capture.settings import CaptureSettings
+from dspark.capture.target import Target
+from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
+from dspark.schemas.errors import InputError
+from dspark.schemas.fields import build_fields
+from dspark.schemas.layers import auto_layers, check_layers
+from dspark.schemas.manifest import Manifest
+from dspark.schemas.shard_layout import ShardLayout
+
+_DEFAULT_MAX_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """Attributes:
+    manifest: of the unfinished cache.
+    layout: of each shard.
+    """
+
+    manifest: Manifest
+    layout: ShardLayout
+
+
+def plan_capture(
+    settings: CaptureSettings, target: Target, conversations: ConversationFile
+) -> CapturePlan:
+    """Probe the target and lay out the cache.
+
+    Raises:
+        InputError: the options do not fit the target or the data, or the target cannot be captured.
+    """
+    samples = min(len(conversations), settings.limit or len(conversations))
+    if samples == 0:
+        raise InputError(f"--data {settings.data}: it has no rows")
+    rows_per_shard = -(-samples // settings.shards)
+    max_length = _max_length(settings, target)
+    layers = (
+        auto_layers(target.num_layers)
+        if settings.layers is None
+        else check_layers(settings.layers, target.num_layers)
+    )
+    probe = probe_target(target, layers, torch_dtype(FLOAT_CODES[settings.dtype]))
+    logits = resolve_logits(
+        settings.logits,
+        hidden_size=probe.hidden_size,
+        vocab_size=probe.vocab_size,
+        hidden_fields=2 + len(layers),
+    )
+    if logits == "head":
+        prove_head(target, probe.features)
+    fields = build_fields(
+        max_length=max_length,
+        hidden_size=probe.hidden_size,
+        vocab_size=probe.vocab_size,
+        layers=layers,
+        dtype=settings.dtype,
+        logits=logits,
+        position_rows=probe.position_rows,
+    )
+    layout = ShardLayout(fields, rows_per_shard)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    identity: dict[str, Any] = {
+        "target": target.revision or target.fingerprint,
+        "target.config": target.config_hash(),
+        "target.processor": target.processor_hash(),
+        "target.chat_template": target.chat_template_hash(),
+        "target.dtype": str(target.model.dtype).removeprefix("torch."),
+        "target.attention": target.model.config._attn_implementation,
+        "data": conversations.fingerprint(),
+        "num_samples": samples,
+        "shards": settings.shards,
+        "max_length": max_length,
+        "dtype": settings.dtype,
+        "layers": list(layers),
+        "logits": logits,
+        "batch_tokens": settings.batch_tokens,
+        "device": settings.device.type,
+        **versions,
+    }
+    manifest = Manifest(
+        identity=identity,
+        target=target.facts(probe.hidden_size, probe.vocab_size),
+        data=str(settings.data),
+        num_samples=samples,
+        rows_per_shard=rows_per_shard,
+        num_shards=settings.shards,
+        max_length=max_length,
+        dtype=settings.dtype,
+        fields=tuple(fields),
+        layers=tuple(layers),
+        logits=logits,
+        versions=versions,
+        shard_bytes=layout.file_size,
+    )
+    return CapturePlan(manifest, layout)
+
+
+def _max_length(settings: CaptureSettings, target: Target) -> int:
+    limit = getattr(target.text_config, "max_position_embeddings", None)
+    if settings.max_length is None:
+        return min(_DEFAULT_MAX_LENGTH, limit or _DEFAULT_MAX_LENGTH)
+    if limit is not None and settings.max_length > limit:
+        raise InputError(
+            f"--max-length {settings.max_length}: the target reads at most {limit} tokens"
+        )
+    return settings.max_length

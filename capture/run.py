@@ -1,0 +1,150 @@
+"""Stage 1 from end to end."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.finish import finished_manifest, missing_shards
+from dspark.capture.plan import CapturePlan, plan_capture
+from dspark.capture.progress import CaptureProgress
+from dspark.capture.settings import CaptureSettings
+from dspark.capture.shard import capture_shard
+from dspark.capture.target import load_target
+from dspark.capture.target_files import write_target_files
+from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.manifest import (
+    Manifest,
+    identity_differences,
+    read_manifest,
+    write_manifest,
+)
+from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+
+
+@dataclass(frozen=True)
+class CaptureReport:
+    """What a capture did.
+
+    Attributes:
+        root: the cache.
+        manifest: of the finished cache.
+        shards_written: by this call; 0 if the cache was complete already.
+        bytes_written: by this call.
+    """
+
+    root: Path
+    manifest: Manifest
+    shards_written: int
+    bytes_written: int
+
+
+def capture(
+    shards: int,
+    *,
+    target: str | None = None,
+    data: str | None = None,
+    out: str = "cache",
+    max_length: int | None = None,
+    layers: str = "auto",
+    logits: str = "auto",
+    dtype: str = "bf16",
+    batch_tokens: int = 16384,
+    limit: int | None = None,
+    device: str = "auto",
+    progress: bool = False,
+) -> CaptureReport:
+    """Run a frozen VLM once over conversations and write a cache; what ``dspark capture`` does.
+
+    A capture that was stopped continues with its missing shards when called again.
+
+    Args:
+        shards: N, files to split the dataset into.
+        target: folder or Hugging Face id of the model; the bundled one by default.
+        data: Parquet file of conversations; the bundled one by default.
+        out: cache directory.
+        max_length: T; longer rows are skipped. 2048, or the target's limit if lower, by default.
+        layers: ``auto`` or comma-separated decoder layers, by their output.
+        logits: ``auto``, ``full``, ``topk:k`` or ``head``.
+        dtype: ``bf16``, ``fp16`` or ``fp32`` of the stored floats.
+        batch_tokens: most tokens of a batch, padding included.
+        limit: capture only the first rows.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        progress: show a progress bar on stderr.
+
+    Raises:
+        InputError: an option, the target, the data or the output directory is not usable.
+    """
+    settings = CaptureSettings.check(
+        shards=shards,
+        target=target,
+        data=data,
+        out=out,
+        max_length=max_length,
+        layers=layers,
+        logits=logits,
+        dtype=dtype,
+        batch_tokens=batch_tokens,
+        limit=limit,
+        device=device,
+    )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            "capture runs in one process so far; start it without torchrun, or with one process"
+        )
+    root = settings.out
+    _check_out_is_ours(root)
+    conversations = ConversationFile(settings.data)
+    loaded = load_target(settings.target, settings.device)
+    plan = plan_capture(settings, loaded, conversations)
+    paths = CachePaths(root, shards)
+    existing = _existing_manifest(root, plan)
+    missing = missing_shards(plan.manifest, paths)
+    if existing is not None and existing.complete and not missing:
+        return CaptureReport(root, existing, 0, 0)
+
+    for folder in (paths.shard(0).parent, paths.index(0).parent):
+        _make_dir(folder)
+    if existing is None or not target_dir(root).is_dir():
+        write_target_files(root, loaded)
+    write_manifest(root, plan.manifest)
+    done = plan.manifest.num_samples - sum(len(plan.manifest.rows_of(s)) for s in missing)
+    with CaptureProgress(plan.manifest.num_samples, done, show=progress) as bar:
+        for shard in missing:
+            capture_shard(shard, plan, paths, loaded, conversations, bar)
+    manifest = finished_manifest(plan.manifest, paths)
+    if manifest.counts.ok == 0:
+        reasons = ", ".join(f"{n} x {r}" for r, n in manifest.counts.skipped.items())
+        raise InputError(f"--data {settings.data}: every row was skipped ({reasons})")
+    write_manifest(root, manifest)
+    return CaptureReport(root, manifest, len(missing), bar.bytes_written)
+
+
+def _check_out_is_ours(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise InputError(f"--out {root}: a file of that name exists; choose another directory")
+    ours = {"manifest.json", "manifest.json.tmp", "shards", "index", "target", "target.tmp"}
+    if root.is_dir() and (other := {p.name for p in root.iterdir()} - ours):
+        raise InputError(
+            f"--out {root}: the directory holds something else ({sorted(other)[0]}); choose an "
+            "empty or new one"
+        )
+
+
+def _existing_manifest(root: Path, plan: CapturePlan) -> Manifest | None:
+    if not manifest_path(root).exists():
+        return None
+    existing = read_manifest(root)
+    if different := identity_differences(existing.identity, plan.manifest.identity):
+        raise IncompatibleCacheError(
+            f"--out {root}: it holds a capture with other settings ({'; '.join(different)}); use "
+            "those settings to continue it, or choose another --out"
+        )
+    return existing
+
+
+def _make_dir(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder.parent}: {error.strerror}") from None

@@ -1,0 +1,172 @@
+"""The ``dspark`` command: parses, calls, prints. Heavy imports happen inside the commands."""
+
+import errno
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from dspark.schemas.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run a frozen vision-language target once, keep what drafts learn from, and train any "
+    "number of drafts from it.",
+)
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+class Arch(StrEnum):
+    msd = "msd"
+    dspark = "dspark"
+
+
+@app.command("capture")
+def capture_command(
+    shards: Annotated[int, typer.Option(help="Files to split the dataset into.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hugging Face id of the model.", show_default="bundled"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Parquet file of conversations.", show_default="bundled"),
+    ] = None,
+    out: Annotated[str, typer.Option(help="Cache directory.")] = "cache",
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a padded row; longer rows are skipped. Padding takes no disk.",
+            show_default="2048, or the target's limit if lower",
+        ),
+    ] = None,
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="Decoder layers to store, by their output (0-based; -1 is what layer 0 receives), "
+            "e.g. 1,9,17; auto stores what the built-in drafts read."
+        ),
+    ] = "auto",
+    logits: Annotated[
+        str,
+        typer.Option(
+            help="full, topk:K, or head (none stored: recomputed with the stored head, proved "
+            "exact); auto stores them where they cost no more than the rest."
+        ),
+    ] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Type of the stored floats.")] = Dtype.bf16,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Most tokens of a batch, padding included.")
+    ] = 16384,
+    limit: Annotated[
+        int | None, typer.Option(help="Capture only the first rows.", show_default="all")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where the target runs.")] = Device.auto,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")
+    ] = False,
+) -> None:
+    """Run the frozen target once over conversations and write a cache.
+
+    A capture that was stopped continues when the same command is given again.
+    """
+    from dspark import report
+
+    options: dict[str, Any] = {
+        "shards": shards,
+        "target": target,
+        "data": data,
+        "out": out,
+        "max_length": max_length,
+        "layers": layers,
+        "logits": logits,
+        "dtype": dtype.value,
+        "batch_tokens": batch_tokens,
+        "limit": limit,
+        "device": device.value,
+    }
+    if dry_run:
+        from dspark.capture.dry_run import dry_run as run_dry
+        from dspark.capture.settings import CaptureSettings
+
+        typer.echo(report.dry_run(run_dry(CaptureSettings.check(**options))))
+        return
+    from dspark.capture.run import capture
+
+    typer.echo(report.capture(capture(**options, progress=True)))
+
+
+@app.command()
+def inspect(
+    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    sample: Annotated[
+        int | None,
+        typer.Option(help="Also show the tokens of this dataset row.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a cache is: fields, bytes, counts, skipped rows."""
+    from dspark import report
+    from dspark.train_from_cache.inspection import inspect_cache, inspect_sample
+
+    summary = inspect_cache(cache)
+    tokens = None if sample is None else inspect_sample(cache, sample)
+    if as_json:
+        document = summary if tokens is None else {**summary, "sample": tokens}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        typer.echo(report.inspection(summary))
+        if tokens is not None:
+            typer.echo(report.tokens(tokens))
+
+
+def _run(command: Callable[[], Any]) -> int:
+    """Run a command; errors that a user can mend become one sentence on stderr."""
+    try:
+        command()
+    except InputError as error:
+        print(f"dspark: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "dspark: stopped; what is committed stays, and the same command continues "
+            "(train-draft: with --resume)",
+            file=sys.stderr,
+        )
+        return 130
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"dspark: {error.strerror}{where}; what is committed stays: make room or mend the "
+            "permissions and give the same command again",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def main() -> None:
+    """Entry point of the ``dspark`` command."""
+    sys.exit(_run(app))
+
+
+if __name__ == "__main__":
+    main()

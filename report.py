@@ -1,0 +1,135 @@
+"""What the commands print on stdout."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.capture.dry_run import DryRun
+    from dspark.capture.run import CaptureReport
+    from dspark.schemas.manifest import Manifest
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> str:
+    """A plain table: first column left, the others right."""
+    cells = [list(header), *([str(c) for c in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *rest = (
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join([first, *rest]).rstrip()
+
+    return "\n".join([line(cells[0]), line(["-" * w for w in widths]), *map(line, cells[1:])])
+
+
+def size(count: float) -> str:
+    """Bytes for a reader, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def _skipped(manifest: "Manifest") -> str:
+    skipped = manifest.counts.skipped
+    if not skipped:
+        return "none skipped"
+    reasons = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
+    return f"{sum(skipped.values()):,} skipped ({reasons})"
+
+
+def capture(report: "CaptureReport") -> str:
+    """The closing line of a capture."""
+    manifest = report.manifest
+    counts = manifest.counts
+    if report.shards_written == 0:
+        return f"{report.root}: complete already, nothing to do ({counts.ok:,} samples)"
+    return (
+        f"{report.root}: {counts.ok:,} samples, {counts.tokens:,} tokens in "
+        f"{manifest.num_shards} shards ({report.shards_written} written now, "
+        f"{size(report.bytes_written)}); {_skipped(manifest)}"
+    )
+
+
+def dry_run(run: "DryRun") -> str:
+    """What a capture would write."""
+    manifest = run.manifest
+    counts = manifest.counts
+    total = sum(run.bytes_per_token.values())
+    rows = [
+        (f.name, f.dtype, f"{run.bytes_per_token[f.name]:,}", size(f.token_bytes * counts.tokens))
+        for f in manifest.fields
+    ]
+    return "\n".join(
+        [
+            f"{manifest.num_samples:,} rows: {counts.ok:,} to capture, {_skipped(manifest)}",
+            f"{counts.tokens:,} tokens, {counts.image_tokens:,} of pictures, "
+            f"{counts.loss_tokens:,} supervised; layers "
+            f"{','.join(map(str, manifest.layers)) or 'none'}, logits {manifest.logits}",
+            "",
+            table(
+                [*rows, ("total", "", f"{total:,}", size(run.real_bytes))],
+                ("field", "type", "bytes/token", "real rows"),
+            ),
+            "",
+            f"{manifest.num_shards} shards of {manifest.rows_per_shard} rows x "
+            f"{manifest.max_length} tokens: {size(run.real_bytes)} of real rows to store, "
+            f"{size(run.padded_bytes)} file length with padding, which takes no disk where the "
+            "file system has holes. Nothing was written.",
+        ]
+    )
+
+
+def inspection(summary: dict[str, Any]) -> str:
+    """What ``dspark inspect`` prints."""
+    counts = summary["counts"]
+    skipped = sum(counts["skipped"].values())
+    target = summary["target"]
+    lines = [
+        f"{summary['path']}: {target['architecture']} ({target['id']}), "
+        f"{'complete' if summary['complete'] else 'NOT complete'}",
+        f"{summary['num_samples']:,} samples in {summary['num_shards']} shards of "
+        f"{summary['rows_per_shard']} rows x {summary['max_length']} tokens; {counts['ok']:,} "
+        f"captured, {skipped:,} skipped",
+        f"{counts['tokens']:,} tokens, {counts['image_tokens']:,} of pictures, "
+        f"{counts['loss_tokens']:,} supervised; logits {summary['logits']}"
+        + (
+            f" (recomputed within {summary['head_error']:.3g})"
+            if summary["head_error"] is not None
+            else ""
+        ),
+        "",
+        table(
+            [
+                (f["name"], f["dtype"], "x".join(map(str, f["shape"])), f"{f['token_bytes']:,}",
+                 size(f["real_bytes"]), size(f["logical_bytes"]))
+                for f in summary["fields"]
+            ],
+            ("field", "type", "shape per shard", "bytes/token", "real rows", "with padding"),
+        ),
+        "",
+        f"shards: {size(summary['real_bytes'])} of real rows, {size(summary['physical_bytes'])} on "
+        f"disk, {size(summary['logical_bytes'])} file length; whole cache "
+        f"{size(summary['cache_bytes'])} on disk",
+    ]
+    lines += [f"skipped: {n:,} {reason}" for reason, n in counts["skipped"].items()]
+    return "\n".join(lines)
+
+
+def tokens(sample: dict[str, Any]) -> str:
+    """The tokens of one sample, marked."""
+    head = (
+        f"\nsample {sample['sample']} (id {sample['id'] or 'none'}): {sample['status']}"
+        + (f", {sample['reason']}" if sample["reason"] else "")
+        + f", {sample['length']} tokens of {sample['max_length']}"
+    )
+    if not sample["tokens"]:
+        return head
+    rows = [
+        (t["position"], t["id"], repr(t["text"]), t["position_ids"], t["mark"])
+        for t in sample["tokens"]
+    ]
+    return "\n".join([head, table(rows, ("position", "id", "text", "position_ids", "mark"))])

@@ -1,0 +1,213 @@
+"""A cache of random numbers, written from the schemas alone: no target, no capture."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dspark.schemas.dtypes import torch_dtype
+from dspark.schemas.fields import Field, build_fields
+from dspark.schemas.index import OK, SKIPPED, IndexRow, write_index
+from dspark.schemas.manifest import Counts, Manifest, TargetFacts, write_manifest
+from dspark.schemas.paths import CachePaths, head_path
+from dspark.schemas.shard_layout import ShardLayout
+
+VOCAB = 48
+HIDDEN = 16
+HEADS = 2
+LAYERS = 6
+IMAGE_ID = VOCAB - 1
+
+
+def write_cache(
+    root: Path,
+    *,
+    samples: int = 40,
+    shards: int = 3,
+    max_length: int = 32,
+    layers: Sequence[int] = (0, 1, 2, 3, 4),
+    logits: str = "head",
+    position_rows: int = 1,
+    dtype: str = "fp32",
+    skip_every: int = 7,
+    text_every: int = 3,
+    lengths: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a finished cache and return its directory.
+
+    Args:
+        root: the directory.
+        samples: M.
+        shards: N.
+        max_length: T.
+        layers: stored layers of a target of 6.
+        logits: ``head``, ``full`` or ``topk:k``.
+        position_rows: 1, or 3 for mRoPE.
+        dtype: of the float fields.
+        skip_every: every so many-th row is skipped; 0 for none.
+        text_every: every so many-th row has no picture; 0 for none.
+        lengths: of the rows; random by default.
+        seed: of all numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    fields = build_fields(
+        max_length=max_length,
+        hidden_size=HIDDEN,
+        vocab_size=VOCAB,
+        layers=layers,
+        dtype=dtype,
+        logits=logits,
+        position_rows=position_rows,
+    )
+    rows_per_shard = -(-samples // shards)
+    layout = ShardLayout(fields, rows_per_shard)
+    paths = CachePaths(root, shards)
+    for path in (paths.shard(0), paths.index(0), head_path(root)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    head = torch.randn(VOCAB, HIDDEN, generator=generator)
+    embeddings = torch.randn(VOCAB, HIDDEN, generator=generator)
+    save_file(
+        {"embed_tokens.weight": embeddings, "lm_head.weight": head.clone()}, head_path(root)
+    )
+    manifest = Manifest(
+        identity={"target": "synthetic", "seed": seed, "layers": list(layers)},
+        target=TargetFacts(
+            id="synthetic",
+            revision="",
+            architecture="Synthetic",
+            model_type="synthetic",
+            text_model_type="synthetic",
+            num_layers=LAYERS,
+            hidden_size=HIDDEN,
+            vocab_size=VOCAB,
+            embedding_rows=VOCAB,
+            image_token_id=IMAGE_ID,
+            video_token_id=None,
+            eos_token_ids=[0],
+            pad_token_id=0,
+            text={
+                "num_attention_heads": HEADS,
+                "num_key_value_heads": HEADS,
+                "head_dim": HIDDEN // HEADS,
+                "intermediate_size": 2 * HIDDEN,
+                "rope_theta": 10000.0,
+                "tokenizer_size": VOCAB - 2,
+            },
+        ),
+        data="synthetic",
+        num_samples=samples,
+        rows_per_shard=rows_per_shard,
+        num_shards=shards,
+        max_length=max_length,
+        dtype=dtype,
+        fields=tuple(fields),
+        layers=tuple(layers),
+        logits=logits,
+        versions={},
+        shard_bytes=layout.file_size,
+    )
+    counts = {"ok": 0, "tokens": 0, "image_tokens": 0, "loss_tokens": 0}
+    skipped = 0
+    for shard in range(shards):
+        index = []
+        with open(paths.shard(shard), "wb") as file:
+            file.write(layout.header)
+            file.truncate(layout.file_size)
+            for row, sample in enumerate(manifest.rows_of(shard)):
+                if skip_every and sample % skip_every == skip_every - 1:
+                    skipped += 1
+                    index.append(IndexRow(sample, row, f"id-{sample}", SKIPPED, "too_long: test"))
+                    continue
+                length = (
+                    int(torch.randint(8, max_length + 1, (1,), generator=generator))
+                    if lengths is None
+                    else lengths[sample]
+                )
+                picture = not (text_every and sample % text_every == 0)
+                tensors = _row(fields, length, picture, embeddings, head, generator)
+                for field in fields:
+                    _write(file.fileno(), layout, field, row, tensors[field.name])
+                entry = IndexRow(
+                    sample,
+                    row,
+                    f"id-{sample}",
+                    OK,
+                    length=length,
+                    image_tokens=int(tensors["image_mask"].sum()),
+                    loss_tokens=int(tensors["loss_mask"].sum()),
+                )
+                index.append(entry)
+                counts["ok"] += 1
+                counts["tokens"] += length
+                counts["image_tokens"] += entry.image_tokens
+                counts["loss_tokens"] += entry.loss_tokens
+        write_index(paths.index(shard), index, {})
+    total = Counts(**counts, skipped={"too_long": skipped} if skipped else {})
+    write_manifest(root, manifest.finished(total, None))
+    return root
+
+
+def _row(
+    fields: Sequence[Field],
+    length: int,
+    picture: bool,
+    embeddings: Tensor,
+    head: Tensor,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """The real tokens of one row, in the stored types."""
+    ids = torch.randint(1, VOCAB - 2, (length,), generator=generator)
+    image = torch.zeros(length, dtype=torch.bool)
+    if picture:
+        image[1:4] = True
+        ids[image] = IMAGE_ID
+    loss = torch.rand(length, generator=generator) < 0.8
+    loss[: length // 3 + 1] = False
+    loss[image] = False
+    loss[-2:] = True
+    embeds = embeddings[ids]
+    embeds[image] = torch.randn(int(image.sum()), HIDDEN, generator=generator)
+    by_name = {field.name: field for field in fields}
+    dtype = torch_dtype(by_name["last_hidden_state"].dtype)
+    last = torch.randn(length, HIDDEN, generator=generator).to(dtype)
+    logits = last.float() @ head.T
+    positions = torch.arange(length)
+    rows = {
+        "input_ids": ids,
+        "attention_mask": torch.ones(length),
+        "loss_mask": loss,
+        "image_mask": image,
+        "position_ids": positions,
+        "inputs_embeds": embeds,
+        "last_hidden_state": last,
+        "logits": logits,
+    }
+    if by_name["position_ids"].token_axis == 1:
+        rows["position_ids"] = positions + torch.tensor([[0], [100], [200]])
+    for name, field in by_name.items():
+        if name.startswith("hidden_states."):
+            rows[name] = torch.randn(length, HIDDEN, generator=generator)
+        if name == "logits_topk.values":
+            values, indices = logits.topk(field.row_shape[1])
+            rows |= {
+                "logits_topk.values": values,
+                "logits_topk.indices": indices,
+                "logits_topk.logsumexp": logits.logsumexp(-1),
+            }
+    return {
+        name: rows[name].to(torch_dtype(field.dtype)).contiguous()
+        for name, field in by_name.items()
+    }
+
+
+def _write(fd: int, layout: ShardLayout, field: Field, row: int, tensor: Tensor) -> None:
+    data = tensor.view(torch.uint8).numpy().tobytes()
+    extents = layout.row_extents(field, row, tensor.shape[field.token_axis])
+    start = 0
+    for offset, size in extents:
+        os.pwrite(fd, data[start : start + size], offset)
+        start += size

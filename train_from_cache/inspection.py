@@ -1,0 +1,118 @@
+"""What is in a cache, for ``dspark inspect``."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.index import OK, read_index
+from dspark.schemas.manifest import read_manifest
+from dspark.schemas.paths import CachePaths, target_dir
+from dspark.train_from_cache.cache import Cache
+
+_BLOCK = 512  # the unit of st_blocks, whatever the file system's own
+
+
+def inspect_cache(path: str) -> dict[str, Any]:
+    """Fields, bytes and counts of a cache, finished or not, as JSON-ready values.
+
+    Raises:
+        IncompatibleCacheError: ``path`` is no cache, or its manifest is damaged.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    paths = CachePaths(root, manifest.num_shards)
+    shards = [p for i in range(manifest.num_shards) if (p := paths.shard(i)).exists()]
+    stats = [p.stat() for p in shards]
+    tokens = manifest.counts.tokens
+    fields = [
+        {
+            "name": f.name,
+            "dtype": f.dtype,
+            "shape": [manifest.rows_per_shard, *f.row_shape],
+            "token_bytes": f.token_bytes,
+            "real_bytes": f.token_bytes * tokens,
+            "logical_bytes": f.row_bytes * manifest.rows_per_shard * len(shards),
+        }
+        for f in manifest.fields
+    ]
+    return {
+        "path": str(root),
+        "complete": manifest.complete,
+        "committed_shards": sum(paths.index(i).exists() for i in range(manifest.num_shards)),
+        "num_samples": manifest.num_samples,
+        "num_shards": manifest.num_shards,
+        "rows_per_shard": manifest.rows_per_shard,
+        "max_length": manifest.max_length,
+        "dtype": manifest.dtype,
+        "layers": list(manifest.layers),
+        "logits": manifest.logits,
+        "head_error": manifest.head_error,
+        "counts": asdict(manifest.counts),
+        "target": asdict(manifest.target),
+        "fields": fields,
+        "real_bytes": sum(f["real_bytes"] for f in fields),
+        "physical_bytes": sum(s.st_blocks * _BLOCK for s in stats),
+        "logical_bytes": sum(s.st_size for s in stats),
+        "cache_bytes": sum(p.stat().st_blocks * _BLOCK for p in root.rglob("*") if p.is_file()),
+    }
+
+
+def inspect_sample(path: str, sample: int) -> dict[str, Any]:
+    """The tokens of one dataset row, each marked as image, loss or fake.
+
+    Raises:
+        InputError: there is no such row.
+        IncompatibleCacheError: the cache is unfinished or damaged.
+    """
+    cache = Cache(Path(path))
+    if not 0 <= sample < len(cache):
+        raise InputError(f"--sample {sample}: the cache has rows 0 to {len(cache) - 1}")
+    shard, row = divmod(sample, cache.manifest.rows_per_shard)
+    table, _ = read_index(CachePaths(cache.root, cache.manifest.num_shards).index(shard))
+    entry = table.slice(row, 1).to_pylist()[0]
+    tokens = []
+    if entry["status"] == OK:
+        stored = cache[sample]
+        texts = _texts(cache.root, stored["input_ids"].tolist())
+        for t, (token, text) in enumerate(zip(stored["input_ids"].tolist(), texts, strict=True)):
+            marks = [
+                name
+                for name, on in (
+                    ("image", stored["image_mask"][t]),
+                    ("loss", stored["loss_mask"][t]),
+                    ("fake", not stored["attention_mask"][t]),
+                )
+                if on
+            ]
+            positions = stored["position_ids"][..., t].reshape(-1).tolist()
+            tokens.append(
+                {
+                    "position": t,
+                    "id": token,
+                    "text": text,
+                    "position_ids": ",".join(map(str, positions)),
+                    "mark": " ".join(marks),
+                }
+            )
+    return {
+        "sample": sample,
+        "id": entry["id"],
+        "status": entry["status"],
+        "reason": entry["reason"],
+        "length": entry["length"],
+        "max_length": cache.manifest.max_length,
+        "tokens": tokens,
+    }
+
+
+def _texts(root: Path, ids: list[int]) -> list[str]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target_dir(root))
+    except (OSError, ValueError) as error:
+        raise IncompatibleCacheError(
+            f"{target_dir(root)}: the tokenizer cannot be loaded ({error})"
+        ) from None
+    return [tokenizer.decode([i]) for i in ids]
