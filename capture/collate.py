@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -12,16 +13,13 @@ from dspark.capture.fake_image import has_image, inject_fake_image, mask_fake_to
 from dspark.schemas.conversations import Conversation
 
 
-def encode(
-    conversations: Sequence[Conversation], processor: Any, *, pad_to: int | None = None
-) -> dict[str, Tensor]:
+def encode(conversations: Sequence[Conversation], processor: Any) -> dict[str, Tensor]:
     """Render, tokenise and pad conversations; every key that the processor returns is kept.
 
     Args:
         conversations: B conversations.
         processor: of the target, with a chat template that marks what the assistant writes
             (``{% generation %}``).
-        pad_to: pad to this many tokens instead of to the longest row.
 
     Returns:
         ``input_ids``, ``attention_mask`` int64 ``[B, L]``, ``loss_mask`` int64 ``[B, L]`` (1 = this
@@ -32,18 +30,14 @@ def encode(
             move a picture or end a turn).
     """
     _check_no_control_tokens(conversations, processor)
-    padding: dict[str, Any] = {"padding": True}
-    if pad_to is not None:
-        padding = {"padding": "max_length", "max_length": pad_to}
-    tokenizer = processor.tokenizer
-    tokenizer.padding_side = "right"
+    processor.tokenizer.padding_side = "right"
     inputs = processor.apply_chat_template(
         list(conversations),
         tokenize=True,
         return_dict=True,
         return_tensors="pt",
         return_assistant_tokens_mask=True,
-        processor_kwargs={**padding, "truncation": False},
+        processor_kwargs={"padding": True, "truncation": False},
     )
     tensors = {k: torch.as_tensor(v) for k, v in inputs.items()}
     tensors["loss_mask"] = tensors.pop("assistant_masks") * tensors["attention_mask"]
@@ -84,16 +78,18 @@ def dspark_vlm_collate_fn(
     """
     conversations: list[Conversation] = [list(e["conversation"]) for e in examples]
     injected = [c if has_image(c) else inject_fake_image(c) for c in conversations]
-    batch = encode(injected, processor, pad_to=max_length)
+    batch = encode(injected, processor)
     lengths = batch["attention_mask"].sum(1).tolist()
+    if max(lengths) > max_length:
+        i = next(i for i, length in enumerate(lengths) if length > max_length)
+        raise ValueError(
+            f"example {i}: {lengths[i]} tokens, max_length is {max_length}; raise max_length or "
+            "leave the example out"
+        )
+    batch = _pad(batch, max_length, processor.tokenizer.pad_token_id)
     for i, (length, original, used) in enumerate(
         zip(lengths, conversations, injected, strict=True)
     ):
-        if length > max_length:
-            raise ValueError(
-                f"example {i}: {length} tokens, max_length is {max_length}; raise max_length or "
-                "leave the example out"
-            )
         if used is original:
             continue
         plain = encode([original], processor)["input_ids"][0]
@@ -101,6 +97,17 @@ def dspark_vlm_collate_fn(
         batch["attention_mask"][i, :length][fake] = 0
         batch["loss_mask"][i, :length][fake] = 0
     return batch
+
+
+def _pad(batch: dict[str, Tensor], max_length: int, pad_id: int) -> dict[str, Tensor]:
+    """Pad every per-token tensor to ``[B, max_length]``; vision tensors stay as they are."""
+    shape = batch["input_ids"].shape
+    return {
+        k: F.pad(v, (0, max_length - shape[1]), value=pad_id if k == "input_ids" else 0)
+        if v.shape == shape
+        else v
+        for k, v in batch.items()
+    }
 
 
 def build_dspark_vlm_dataloader(
