@@ -104,8 +104,14 @@ def inspection(summary: dict[str, Any]) -> str:
         "",
         table(
             [
-                (f["name"], f["dtype"], "x".join(map(str, f["shape"])), f"{f['token_bytes']:,}",
-                 size(f["real_bytes"]), size(f["logical_bytes"]))
+                (
+                    f["name"],
+                    f["dtype"],
+                    "x".join(map(str, f["shape"])),
+                    f"{f['token_bytes']:,}",
+                    size(f["real_bytes"]),
+                    size(f["logical_bytes"]),
+                )
                 for f in summary["fields"]
             ],
             ("field", "type", "shape per shard", "bytes/token", "real rows", "with padding"),

@@ -1,4 +1,4 @@
-"""The rows of a shard, rendered and tokenised one by one: what can be captured and how long it is."""
+"""The rows of a shard, rendered and tokenised one by one: which can be captured, and their masks."""
 
 from dataclasses import dataclass
 from typing import Any

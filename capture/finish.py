@@ -29,9 +29,7 @@ def finished_manifest(manifest: Manifest, paths: CachePaths) -> Manifest:
         statuses = table["status"].to_pylist()
         ok += statuses.count(OK)
         reasons = table["reason"].to_pylist()
-        skipped.update(
-            kind_of(r) for s, r in zip(statuses, reasons, strict=True) if s != OK
-        )
+        skipped.update(kind_of(r) for s, r in zip(statuses, reasons, strict=True) if s != OK)
         tokens += pc.sum(table["length"]).as_py() or 0
         image_tokens += pc.sum(table["image_tokens"]).as_py() or 0
         loss_tokens += pc.sum(table["loss_tokens"]).as_py() or 0

@@ -24,14 +24,10 @@ def check_logits_option(logits: str) -> None:
         return
     count = logits.removeprefix("topk:")
     if not logits.startswith("topk:") or not count.isdigit() or int(count) < 1:
-        raise InputError(
-            f"--logits {logits}: choose auto, full, head, or topk:K with K at least 1"
-        )
+        raise InputError(f"--logits {logits}: choose auto, full, head, or topk:K with K at least 1")
 
 
-def resolve_logits(
-    logits: str, *, hidden_size: int, vocab_size: int, hidden_fields: int
-) -> str:
+def resolve_logits(logits: str, *, hidden_size: int, vocab_size: int, hidden_fields: int) -> str:
     """Turn ``auto`` into ``full`` where logits cost no more than all other floats, else ``head``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One tiny forward pass before any work: what the target is like, and whether it can be captured."""
+"""One tiny forward pass before any work: what the target is like and whether it can be captured."""
 
 from dataclasses import dataclass
 

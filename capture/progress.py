@@ -11,9 +11,7 @@ class CaptureProgress:
     """One line: samples done, samples/s, tokens/s, bytes written, time left."""
 
     def __init__(self, total: int, done: int, *, show: bool) -> None:
-        self._bar = tqdm(
-            total=total, initial=done, unit="sample", disable=not show, desc="capture"
-        )
+        self._bar = tqdm(total=total, initial=done, unit="sample", disable=not show, desc="capture")
         self._start = time.monotonic()
         self._tokens = 0
         self.bytes_written = 0

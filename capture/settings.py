@@ -94,9 +94,7 @@ def _parse_layers(layers: str) -> tuple[int, ...] | None:
     try:
         return tuple(int(k) for k in layers.split(","))
     except ValueError:
-        raise InputError(
-            f"--layers {layers}: give auto, or layer numbers such as 1,9,17"
-        ) from None
+        raise InputError(f"--layers {layers}: give auto, or layer numbers such as 1,9,17") from None
 
 
 def _device(device: str) -> torch.device:

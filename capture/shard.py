@@ -69,9 +69,7 @@ def capture_shard(
             for row, tensors in _split(rows, features, manifest):
                 position = row.sample - samples.start
                 index[row.sample] = _write(writer, row, position, tensors)
-            report(
-                Step(len(rows), sum(len(r) for r in rows), writer.bytes_written - before)
-            )
+            report(Step(len(rows), sum(len(r) for r in rows), writer.bytes_written - before))
         writer.commit()
     write_index(paths.index(shard), [index[s] for s in samples], {"head_error": head_error})
 
@@ -127,7 +125,7 @@ def _split(
 
 
 def _positions(positions: Tensor, manifest: Manifest) -> Tensor:
-    """As the manifest stores them: a batch without pictures may have one row where others have 3."""
+    """As the manifest stores them; a batch without pictures may have one row where others have 3."""
     field: Any = manifest.field("position_ids")
     if len(field.row_shape) == 1:
         return positions[0]

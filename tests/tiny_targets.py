@@ -199,7 +199,9 @@ def llava() -> PreTrainedModel:
             image_size=32,
             patch_size=8,
         ),
-        text_config=Qwen2Config(**_text(rope_parameters={"rope_type": "default", "rope_theta": 1e4})),
+        text_config=Qwen2Config(
+            **_text(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+        ),
         image_token_index=IMAGE,
         image_seq_length=16,
     )

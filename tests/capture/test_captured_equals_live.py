@@ -4,16 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dspark
 import pytest
 import torch
 from conversation_data import mixed_rows, write_rows
-from dspark.bundled import TARGET, TRAIN_DATA
-from dspark.capture.batching import plan_batches
-from dspark.capture.conversation_file import ConversationFile
 from tiny_targets import IMAGE
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
+
+import dspark
+from dspark.bundled import TARGET, TRAIN_DATA
+from dspark.capture.batching import plan_batches
+from dspark.capture.conversation_file import ConversationFile
 
 LAYERS = (-1, 0, 1, 2)
 BATCH_TOKENS = 700

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from conversation_data import noise_picture
-from dspark.capture import build_dspark_vlm_dataloader, dspark_vlm_collate_fn
 from tiny_targets import (
     ENDOFTEXT,
     IM_END,
@@ -19,6 +18,7 @@ from tiny_targets import (
     tokenizer,
 )
 
+from dspark.capture import build_dspark_vlm_dataloader, dspark_vlm_collate_fn
 
 T = 96
 
@@ -48,8 +48,14 @@ def test_text_and_picture_by_hand() -> None:
     picture = noise_picture(0, (32, 32))  # 2 x 2 tokens of 16 pixels
     examples = [
         {"conversation": [turn("user", picture, "Hi"), turn("assistant", "Ok")]},
-        {"conversation": [turn("user", "Hi"), turn("assistant", "No"), turn("user", "x"),
-                          turn("assistant", "y")]},
+        {
+            "conversation": [
+                turn("user", "Hi"),
+                turn("assistant", "No"),
+                turn("user", "x"),
+                turn("assistant", "y"),
+            ]
+        },
     ]
     batch = dspark_vlm_collate_fn(examples, qwen_processor(), max_length=T)
 
@@ -138,14 +144,13 @@ def test_dataloader(num_workers: int) -> None:
     assert supervised_tokens.tolist() == [2, 3, 4, 5, 6]
 
 
-def test_features_follow_the_picture(
-    tiny_target: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_features_follow_the_picture(tiny_target: Callable[[str], Path], tmp_path: Path) -> None:
     """Blanking the picture changes what is captured from the picture on, and nothing before."""
-    import dspark
     from conversation_data import IMAGE as IMAGE_PART
     from conversation_data import assistant, row, text, user, write_rows
     from PIL import Image
+
+    import dspark
 
     messages = [user(text("Look: "), IMAGE_PART, text("what?")), assistant("A cat.")]
     rows = [

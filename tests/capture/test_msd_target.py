@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import dspark
 import torch
 from conversation_data import mixed_rows, write_rows
-from dspark.capture import HFMSDTargetModel
-from dspark.capture.conversation_file import ConversationFile
 from tiny_targets import IMAGE
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
+
+import dspark
+from dspark.capture import HFMSDTargetModel
+from dspark.capture.conversation_file import ConversationFile
 
 
 def inputs_for(target: Path, data: Path, rows: list[int]) -> dict[str, Tensor]:

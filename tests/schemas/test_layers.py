@@ -1,10 +1,11 @@
 """Layer numbers: published choices, shallow targets, one convention."""
 
 import pytest
-from dspark.schemas.errors import InputError
-from dspark.schemas.layers import auto_layers, check_layers, spread_layers
 from hypothesis import given
 from hypothesis import strategies as st
+
+from dspark.schemas.errors import InputError
+from dspark.schemas.layers import auto_layers, check_layers, spread_layers
 
 
 def test_published_dspark_layers() -> None:
@@ -24,8 +25,8 @@ def test_layers_are_offered_and_distinct(num_layers: int, count: int) -> None:
 
 def test_auto_is_what_the_drafts_read() -> None:
     """The union over the registry, so a cache made with the defaults serves every draft."""
-    from dspark.train_from_cache.drafts import ARCHS
     from dspark.schemas.layers import DEFAULT_LAYER_COUNTS, default_layers
+    from dspark.train_from_cache.drafts import ARCHS
 
     assert set(ARCHS) == set(DEFAULT_LAYER_COUNTS)
     for n in (4, 28, 36):

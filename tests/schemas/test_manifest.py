@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.fields import build_fields
 from dspark.schemas.manifest import (

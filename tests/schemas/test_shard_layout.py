@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
 from dspark.capture.shard_writer import ShardWriter
 from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.fields import Field, build_fields
 from dspark.schemas.shard_layout import ShardLayout
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors import safe_open
 
 shapes = st.fixed_dictionaries(
     {
