@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dspark.schemas.errors import InputError
+from dspark.train_from_cache.drafts import ARCHITECTURES
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,11 +31,6 @@ class Dtype(StrEnum):
     bf16 = "bf16"
     fp16 = "fp16"
     fp32 = "fp32"
-
-
-class Arch(StrEnum):
-    msd = "msd"
-    dspark = "dspark"
 
 
 @app.command("capture")
@@ -110,6 +106,87 @@ def capture_command(
     from dspark.capture.run import capture
 
     typer.echo(report.capture(capture(**options, progress=True)))
+
+
+@app.command("train-draft")
+def train_draft_command(
+    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    arch: Annotated[str, typer.Option(help=f"Draft architecture: {', '.join(ARCHITECTURES)}.")],
+    out: Annotated[
+        str | None,
+        typer.Option(help="Folder for the draft.", show_default="drafts/ARCH"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates to do; instead of --epochs.", show_default=False)
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training rows.", show_default="10")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of an update.")] = 8,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-4,
+    warmup: Annotated[float, typer.Option(help="Share of the steps that warm up.")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Of weights, order and all else that is random.")] = 0,
+    eval_fraction: Annotated[
+        float, typer.Option(help="Share of rows held out, by a hash of the row number.")
+    ] = 0.1,
+    curriculum: Annotated[
+        bool, typer.Option("--curriculum", help="Text-only rows first, then ramp in pictures.")
+    ] = False,
+    zero_hidden_states: Annotated[
+        bool,
+        typer.Option(
+            "--zero-hidden-states",
+            help="Control run: the draft sees zeros in place of the target's hidden states.",
+        ),
+    ] = False,
+    draft_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--draft-config",
+            metavar="KEY=VALUE",
+            help="Set an entry of the draft's config, e.g. -c block_size=5; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    save_every: Annotated[int, typer.Option(help="Steps between saves for --resume.")] = 500,
+    log_every: Annotated[int, typer.Option(help="Steps between log records.")] = 10,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the training in --out.")
+    ] = False,
+    device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
+) -> None:
+    """Train a draft from a cache; the target is never opened."""
+    from dspark import report
+    from dspark.train_from_cache.train import train_draft
+
+    result = train_draft(
+        cache,
+        arch,
+        out,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        warmup=warmup,
+        seed=seed,
+        eval_fraction=eval_fraction,
+        curriculum=curriculum,
+        zero_hidden_states=zero_hidden_states,
+        draft_config=dict(_key_value(entry) for entry in draft_config or []),
+        save_every=save_every,
+        log_every=log_every,
+        resume=resume,
+        device=device.value,
+    )
+    typer.echo(report.training(result))
+
+
+def _key_value(entry: str) -> tuple[str, str]:
+    key, equals, value = entry.partition("=")
+    if not (key and equals):
+        raise InputError(f"-c {entry}: give KEY=VALUE, e.g. -c block_size=5")
+    return key, value
 
 
 @app.command()

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from dspark.capture.dry_run import DryRun
     from dspark.capture.run import CaptureReport
     from dspark.schemas.manifest import Manifest
+    from dspark.train_from_cache.train import TrainResult
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> str:
@@ -79,6 +80,56 @@ def dry_run(run: "DryRun") -> str:
             f"{manifest.max_length} tokens: {size(run.real_bytes)} of real rows to store, "
             f"{size(run.padded_bytes)} file length with padding, which takes no disk where the "
             "file system has holes. Nothing was written.",
+        ]
+    )
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A measured number, or a dash where there was nothing to measure."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A measured share, or a dash where there was nothing to measure."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def training(result: "TrainResult") -> str:
+    """Held-out acceptance before and after a training."""
+    before, after = result.before or {}, result.after
+    per_position = [
+        (f"acceptance rate of draft token {k + 1}", percent(b), percent(a))
+        for k, (b, a) in enumerate(
+            zip(before.get("acceptance", []), after["acceptance"], strict=False)
+        )
+    ]
+    rows = [
+        (
+            "tau: tokens per round, with bonus token",
+            number(before.get("tau")),
+            number(after["tau"]),
+        ),
+        ("tau, greedy", number(before.get("tau_greedy")), number(after["tau_greedy"])),
+        *per_position,
+        (
+            "top-1 agreement, all supervised tokens",
+            percent(before.get("agreement")),
+            percent(after["agreement"]),
+        ),
+        (
+            "top-1 agreement, picture-grounded tokens",
+            percent(before.get("agreement_grounded")),
+            percent(after["agreement_grounded"]),
+        ),
+    ]
+    done = "finished already" if result.already_finished else f"{result.steps:,} steps"
+    return "\n".join(
+        [
+            f"{result.arch}: {done} on {result.train_rows:,} rows, "
+            f"{result.trainable_parameters:,} trained parameters; measured on "
+            f"{result.eval_rows:,} held-out rows",
+            table(rows, ("", "before", "after")),
+            f"draft in {result.out}",
         ]
     )
 

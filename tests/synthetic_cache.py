@@ -70,9 +70,7 @@ def write_cache(
         path.parent.mkdir(parents=True, exist_ok=True)
     head = torch.randn(VOCAB, HIDDEN, generator=generator)
     embeddings = torch.randn(VOCAB, HIDDEN, generator=generator)
-    save_file(
-        {"embed_tokens.weight": embeddings, "lm_head.weight": head.clone()}, head_path(root)
-    )
+    save_file({"embed_tokens.weight": embeddings, "lm_head.weight": head.clone()}, head_path(root))
     manifest = Manifest(
         identity={"target": "synthetic", "seed": seed, "layers": list(layers)},
         target=TargetFacts(

@@ -101,6 +101,8 @@ def inspect_sample(path: str, sample: int) -> dict[str, Any]:
         "status": entry["status"],
         "reason": entry["reason"],
         "length": entry["length"],
+        "image_tokens": entry["image_tokens"],
+        "loss_tokens": entry["loss_tokens"],
         "max_length": cache.manifest.max_length,
         "tokens": tokens,
     }

@@ -26,11 +26,11 @@ def test_layers_are_offered_and_distinct(num_layers: int, count: int) -> None:
 def test_auto_is_what_the_drafts_read() -> None:
     """The union over the registry, so a cache made with the defaults serves every draft."""
     from dspark.schemas.layers import DEFAULT_LAYER_COUNTS, default_layers
-    from dspark.train_from_cache.drafts import ARCHS
+    from dspark.train_from_cache.drafts import ARCHITECTURES
 
-    assert set(ARCHS) == set(DEFAULT_LAYER_COUNTS)
+    assert set(ARCHITECTURES) == set(DEFAULT_LAYER_COUNTS)
     for n in (4, 28, 36):
-        assert auto_layers(n) == sorted({k for a in ARCHS for k in default_layers(a, n)})
+        assert auto_layers(n) == sorted({k for a in ARCHITECTURES for k in default_layers(a, n)})
 
 
 def test_the_last_layer_is_refused_with_the_way_out() -> None:
