@@ -1,0 +1,130 @@
+"""What DFlash and DSpark drafts share: blocks of one known token and masks, encoded in one pass
+over the target's features.
+
+After "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036): the context is
+c = RMSNorm(W_fc [h^1; …; h^n]) of the target's layers h, and in every Qwen3 layer the block's
+queries attend to keys and values of [c; block].
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding
+
+from dspark.schemas.errors import InputError
+from dspark.schemas.layers import hidden_state_key
+from dspark.train_from_cache.batch import Batch
+from dspark.train_from_cache.block_attention import BlockLayout, block_attention
+from dspark.train_from_cache.drafts.base import Draft
+from dspark.train_from_cache.drafts.block_anchors import take
+from dspark.train_from_cache.drafts.layers import RMSNorm, merge_heads, rotate, split_heads
+
+
+class ContextAttention(nn.Module):
+    """Queries from the blocks; keys and values from the target's features and the blocks."""
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        hidden, self.head_dim = config.hidden_size, config.head_dim
+        width = config.num_attention_heads * self.head_dim
+        kv_width = config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden, width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, hidden, bias=config.attention_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def forward(
+        self, blocks: Tensor, context: Tensor, rotary: tuple[Tensor, Tensor], layout: BlockLayout
+    ) -> Tensor:
+        """
+        Args:
+            blocks: ``[B, A*K, H]``.
+            context: ``[B, L, H]``.
+            rotary: cosines and sines of the keys, ``[B, L + A*K, D]`` each.
+            layout: who sees whom.
+
+        Returns:
+            ``[B, A*K, H]``.
+        """
+        seen = torch.cat([context, blocks], 1)
+        cos, sin = rotary
+        start = context.shape[1]
+        query = self.q_norm(split_heads(self.q_proj(blocks), self.head_dim))
+        key = self.k_norm(split_heads(self.k_proj(seen), self.head_dim))
+        value = split_heads(self.v_proj(seen), self.head_dim)
+        query = rotate(query, (cos[:, start:], sin[:, start:])).to(value.dtype)
+        key = rotate(key, rotary).to(value.dtype)
+        out: Tensor = self.o_proj(merge_heads(block_attention(query, key, value, layout)))
+        return out
+
+
+class BlockLayer(nn.Module):
+    """A Qwen3 decoder layer whose attention also sees the target's features, which it does not
+    normalise again."""
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = ContextAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Qwen3MLP(config)
+
+    def forward(
+        self, blocks: Tensor, context: Tensor, rotary: tuple[Tensor, Tensor], layout: BlockLayout
+    ) -> Tensor:
+        """As ``ContextAttention.forward``."""
+        blocks = blocks + self.self_attn(self.input_layernorm(blocks), context, rotary, layout)
+        out: Tensor = blocks + self.mlp(self.post_attention_layernorm(blocks))
+        return out
+
+
+class BlockDraft(Draft):
+    """A draft that encodes blocks.
+
+    Its config has, beside the Qwen3 dimensions, ``block_size``, ``mask_token_id`` and
+    ``target_layer_ids``; a subclass adds ``embed_tokens``, ``[V, H]``.
+    """
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, config: Qwen3Config) -> None:
+        if set(config.layer_types) != {"full_attention"}:
+            raise InputError(f"layer_types {config.layer_types}: only full_attention is supported")
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)
+
+    def encode(self, batch: Batch, anchor: Tensor, keep: Tensor) -> Tensor:
+        """Hidden states of blocks ``[x[a], MASK, …]``, after the final norm.
+
+        Args:
+            batch: ``input_ids``, ``attention_mask`` and the target's layers.
+            anchor: int64 ``[B, A]``.
+            keep: bool ``[B, A]``; blocks that are not kept give numbers without meaning.
+
+        Returns:
+            ``[B, A, K, H]``.
+        """
+        size, table = self.config.block_size, self.embed_tokens
+        layers = [batch[hidden_state_key(k)] for k in self.config.target_layer_ids]
+        context = self.hidden_norm(self.fc(torch.cat(layers, -1).to(self.dtype)))
+        known = take(batch["input_ids"], anchor).long().clamp(max=table.num_embeddings - 1)
+        ids = known[..., None].repeat(1, 1, size)
+        ids[..., 1:] = self.config.mask_token_id
+        blocks = table(ids).flatten(1, 2)
+
+        rows, length = batch["input_ids"].shape
+        in_context = torch.arange(length, device=anchor.device).expand(rows, -1)
+        in_block = anchor[..., None] + torch.arange(size, device=anchor.device)
+        rotary = self.rotary_emb(blocks, torch.cat([in_context, in_block.flatten(1)], 1))
+        layout = BlockLayout(anchor, keep, batch["attention_mask"].bool(), size)
+        for layer in self.layers:
+            blocks = layer(blocks, context, rotary, layout)
+        hidden: Tensor = self.norm(blocks).unflatten(1, (-1, size))
+        return hidden

@@ -1,0 +1,64 @@
+"""Parts that several drafts are built of."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.models.qwen3.modeling_qwen3 import rotate_half
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learned scale, computed in float32 or wider.
+
+    transformers' own narrows float64 to float32, which would hide errors from the tests.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, size]`` to the same shape and type."""
+        y = at_least_float32(x)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x`` in a type fit for sums over a vocabulary."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions.
+
+    Args:
+        x: ``[B, heads, n, D]``.
+        rotary: cosines and sines, ``[B or 1, n, D]`` each.
+    """
+    cos, sin = (part.unsqueeze(1) for part in rotary)
+    rotated: Tensor = x * cos + rotate_half(x) * sin
+    return rotated
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """``[B, n, heads * D]`` to ``[B, heads, n, D]``."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """``[B, heads, n, D]`` to ``[B, n, heads * D]``."""
+    return x.transpose(1, 2).flatten(-2)
+
+
+def init_matrix(module: nn.Linear | nn.Embedding) -> None:
+    """Start a matrix so that it keeps the size of what passes through it, at any width.
+
+    Normal with standard deviation ``1/sqrt(columns)``; the bias starts at zero. Weights that were
+    loaded are left alone.
+    """
+    init.normal_(module.weight, std=1 / math.sqrt(module.weight.shape[1]))
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        init.zeros_(module.bias)

@@ -1,0 +1,42 @@
+"""A draft's dimensions, taken from the target's language backbone."""
+
+from typing import Any
+
+from dspark.schemas.errors import InputError
+from dspark.schemas.manifest import Manifest
+
+
+def target_dims(manifest: Manifest) -> dict[str, Any]:
+    """Dimensions that a draft copies from the target unless the user sets others.
+
+    Returns:
+        ``intermediate_size``, ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``,
+        ``hidden_act``, ``rms_norm_eps``, ``rope_theta``, ``max_position_embeddings``. What the
+        manifest does not know is what it means in Hugging Face's Llama.
+    """
+    text = manifest.target.text
+    heads = text.get("num_attention_heads") or 1
+    theta = text.get("rope_theta") or (text.get("rope_parameters") or {}).get("rope_theta")
+    return {
+        "intermediate_size": text.get("intermediate_size") or 4 * manifest.target.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": text.get("num_key_value_heads") or heads,
+        "head_dim": text.get("head_dim") or manifest.target.hidden_size // heads,
+        "hidden_act": text.get("hidden_act") or "silu",
+        "rms_norm_eps": float(text.get("rms_norm_eps") or 1e-6),
+        "rope_theta": float(theta or 10000.0),
+        "max_position_embeddings": text.get("max_position_embeddings") or manifest.max_length,
+    }
+
+
+def check_heads(entries: dict[str, Any]) -> None:
+    """Check that query heads share key heads evenly.
+
+    Raises:
+        InputError: they do not.
+    """
+    heads, kv_heads = entries["num_attention_heads"], entries["num_key_value_heads"]
+    if heads % kv_heads:
+        raise InputError(
+            f"-c num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}"
+        )
