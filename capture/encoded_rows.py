@@ -1,4 +1,4 @@
-"""The rows of a shard, rendered and tokenised one by one: which can be captured, and their masks."""
+"""The rows of a shard, rendered and tokenised one by one: which can be captured, which not."""
 
 from dataclasses import dataclass
 from typing import Any

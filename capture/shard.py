@@ -125,7 +125,7 @@ def _split(
 
 
 def _positions(positions: Tensor, manifest: Manifest) -> Tensor:
-    """As the manifest stores them; a batch without pictures may have one row where others have 3."""
+    """As stored; a batch without pictures may have one row of positions where others have 3."""
     field: Any = manifest.field("position_ids")
     if len(field.row_shape) == 1:
         return positions[0]
