@@ -35,6 +35,24 @@ def test_dimensions_follow_the_target(cls):
     assert config.eos_token_id == [1]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"rope_theta": 7.0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_theta": 1.0},
+                "full_attention": {"rope_theta": 7.0},
+            }
+        },
+    ],
+)
+def test_the_rotary_base_is_found_wherever_the_target_keeps_it(text):
+    config = DSparkDraft.config_from_cache(manifest(text=text), {})
+    assert config.rope_parameters["rope_theta"] == 7.0
+
+
 def test_dspark_defaults_are_the_published_ones():
     config = DSparkDraft.config_from_cache(manifest(), {})
     assert (config.block_size, config.num_hidden_layers, config.num_anchors) == (7, 5, 512)

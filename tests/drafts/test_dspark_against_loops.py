@@ -152,6 +152,15 @@ def test_a_batch_without_candidates_gives_zero_losses_that_reach_every_parameter
             assert parameter.grad is not None and not parameter.grad.any(), name
 
 
+def test_anchors_are_not_spent_on_tokens_whose_next_is_not_supervised():
+    draft, batch = dspark(num_anchors=1), make_batch()
+    batch["loss_mask"].zero_()
+    batch["loss_mask"][0, [0, 2, 4, 6, 9, 10]] = 1  # 9 is the only anchor
+    for seed in range(8):
+        got = draft(batch, Teacher(batch, head()), torch.Generator().manual_seed(seed))
+        assert got["ce"].denominator.item() == 1.0
+
+
 def test_losses_in_parts_are_the_losses_at_once(monkeypatch):
     draft, batch = dspark(), make_batch()
 

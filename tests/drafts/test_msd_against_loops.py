@@ -120,10 +120,10 @@ def test_predictions_are_a_literal_rollout():
     draft, batch = msd(seed=4), make_batch(seed=4)
     weights = {name: w.detach() for name, w in double_weights(draft).items()}
     # Includes the row's start, an anchor at a masked token, pictures ahead, and the row's end.
-    places = [(1, 7), (0, 4), (0, 5), (1, 0), (0, 2), (0, 10), (1, 1), (0, 11)]
+    places = [(1, 7), (0, 4), (0, 5), (0, 0), (1, 0), (0, 2), (0, 10), (1, 1), (0, 11)]
     row, position = (torch.tensor(x) for x in zip(*places, strict=True))
     got = draft.predict(batch, Anchors(row, position))
-    assert got.shape == (8, 4, 13) and got.isfinite().all()
+    assert got.shape == (9, 4, 13) and got.isfinite().all()
     for i, (b, a) in enumerate(places):
         want = oracle.rollout(weights, head_weights(draft), batch, b, a, draft.depth)
         assert len(want) == min(4, 12 - a)

@@ -16,7 +16,9 @@ def target_dims(manifest: Manifest) -> dict[str, Any]:
     """
     text = manifest.target.text
     heads = text.get("num_attention_heads") or 1
-    theta = text.get("rope_theta") or (text.get("rope_parameters") or {}).get("rope_theta")
+    rope = text.get("rope_parameters") or {}
+    rope = rope.get("full_attention") or rope  # nested where layer types differ in it
+    theta = text.get("rope_theta") or rope.get("rope_theta")
     return {
         "intermediate_size": text.get("intermediate_size") or 4 * manifest.target.hidden_size,
         "num_attention_heads": heads,
