@@ -135,10 +135,10 @@ def build_dspark_vlm_dataloader(
             without.
     """
     dataset = dataset_cfg.instantiate()
-    sampler = None
+    sampler: DistributedSampler[Any] | None = None
     if distributed:
-        ranks = {} if dp_mesh is None else _ranks_of(dp_mesh)
-        sampler = DistributedSampler(dataset, shuffle=shuffle, **ranks)
+        size, rank = (None, None) if dp_mesh is None else (dp_mesh.size(), dp_mesh.get_local_rank())
+        sampler = DistributedSampler(dataset, num_replicas=size, rank=rank, shuffle=shuffle)
     return DataLoader(
         dataset,
         batch_size=batch_size,
@@ -147,7 +147,3 @@ def build_dspark_vlm_dataloader(
         num_workers=num_workers,
         collate_fn=partial(dspark_vlm_collate_fn, processor=processor, max_length=max_length),
     )
-
-
-def _ranks_of(dp_mesh: Any) -> dict[str, int]:
-    return {"num_replicas": dp_mesh.size(), "rank": dp_mesh.get_local_rank()}

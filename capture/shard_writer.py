@@ -47,7 +47,7 @@ class ShardWriter:
         for field in self._layout.fields:
             tensor = tensors[field.name]
             assert tensor.dtype == torch_dtype(field.dtype), field.name
-            data = memoryview(tensor.contiguous().view(uint8).numpy().reshape(-1)).cast("B")
+            data = tensor.contiguous().view(uint8).numpy().reshape(-1).data.cast("B")
             length = tensor.shape[field.token_axis]
             start = 0
             for offset, size in self._layout.row_extents(field, row, length):

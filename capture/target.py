@@ -69,7 +69,8 @@ class Target:
     @property
     def head(self) -> nn.Module | None:
         """The language-model head, or None where the model names none."""
-        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
+        head: nn.Module | None = self.model.get_output_embeddings()
+        return head
 
     def config_hash(self) -> str:
         """sha256 of the model's config, 16 hex digits."""

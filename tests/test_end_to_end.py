@@ -1,22 +1,23 @@
-"""The bundled target through both stages: the trainer never sees the target, the picture matters."""
+"""The bundled target through both stages: no trainer sees the target, and the picture matters."""
 
 import io
 import shutil
 from pathlib import Path
 from typing import Any
 
-import dspark
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
+
+import dspark
 from dspark.bundled import TARGET, TRAIN_DATA
 from dspark.train_from_cache.batch import Anchors
 from dspark.train_from_cache.cache import ok_rows
 from dspark.train_from_cache.drafts import draft_class
 from dspark.train_from_cache.grounding import number_ids
 from dspark.train_from_cache.target_head import TargetHead
-from PIL import Image
 
 ROWS = 160
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark.train_from_cache.batch import Anchors
-from dspark.train_from_cache.drafts.block_anchors import draw_anchors
-from dspark.train_from_cache.drafts.packed_anchors import pack_anchors
+from dspark.train_from_cache.draft_parts.block_anchors import draw_anchors
+from dspark.train_from_cache.draft_parts.packed_anchors import pack_anchors
 
 
 @st.composite

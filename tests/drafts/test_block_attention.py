@@ -6,7 +6,12 @@ import warnings
 import pytest
 import torch
 
-from dspark.train_from_cache.block_attention import BlockLayout, block_attention, dense, flex
+from dspark.train_from_cache.draft_parts.block_attention import (
+    BlockLayout,
+    block_attention,
+    dense,
+    flex,
+)
 
 ROWS, HEADS, KV_HEADS, LENGTH, SIZE, DIM = 2, 4, 2, 9, 3, 16
 

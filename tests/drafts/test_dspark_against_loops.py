@@ -8,8 +8,8 @@ from draft_cases import dspark, head
 from oracle_parts import double_weights
 
 from dspark.train_from_cache.batch import Anchors, supervised_anchors
-from dspark.train_from_cache.drafts import slot_losses
-from dspark.train_from_cache.drafts.block_anchors import supervised_prefix
+from dspark.train_from_cache.draft_parts import slot_losses
+from dspark.train_from_cache.draft_parts.block_anchors import supervised_prefix
 from dspark.train_from_cache.metrics import Meter, eval_mask
 from dspark.train_from_cache.teacher import Teacher
 

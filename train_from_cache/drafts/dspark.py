@@ -29,16 +29,16 @@ from dspark.schemas.errors import InputError
 from dspark.schemas.layers import default_layers, hidden_state_key
 from dspark.schemas.manifest import Manifest
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
-from dspark.train_from_cache.drafts.block_anchors import draw_anchors, supervised_prefix, take
-from dspark.train_from_cache.drafts.dflash_backbone import BlockDraft
-from dspark.train_from_cache.drafts.layers import at_least_float32, init_matrix
-from dspark.train_from_cache.drafts.markov_head import HEAD_TYPES, make_markov_head
-from dspark.train_from_cache.drafts.mask_token import choose_mask_token
-from dspark.train_from_cache.drafts.overrides import apply_overrides, at_least, one_of
-from dspark.train_from_cache.drafts.packed_anchors import pack_anchors
-from dspark.train_from_cache.drafts.shared_weights import copy_embeddings, copy_head
-from dspark.train_from_cache.drafts.slot_losses import sum_over_slots
-from dspark.train_from_cache.drafts.target_dims import check_heads, target_dims
+from dspark.train_from_cache.draft_parts.block_anchors import draw_anchors, supervised_prefix, take
+from dspark.train_from_cache.draft_parts.dflash_backbone import BlockDraft
+from dspark.train_from_cache.draft_parts.layers import at_least_float32, init_matrix
+from dspark.train_from_cache.draft_parts.markov_head import HEAD_TYPES, make_markov_head
+from dspark.train_from_cache.draft_parts.mask_token import choose_mask_token
+from dspark.train_from_cache.draft_parts.overrides import apply_overrides, at_least, one_of
+from dspark.train_from_cache.draft_parts.packed_anchors import pack_anchors
+from dspark.train_from_cache.draft_parts.shared_weights import copy_embeddings, copy_head
+from dspark.train_from_cache.draft_parts.slot_losses import sum_over_slots
+from dspark.train_from_cache.draft_parts.target_dims import check_heads, target_dims
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
 

@@ -27,9 +27,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedd
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.shift import shift_left
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
-from dspark.train_from_cache.drafts.base import Draft
-from dspark.train_from_cache.drafts.chain_attention import chain_attention
-from dspark.train_from_cache.drafts.layers import (
+from dspark.train_from_cache.draft_parts.chain_attention import chain_attention
+from dspark.train_from_cache.draft_parts.layers import (
     RMSNorm,
     at_least_float32,
     init_matrix,
@@ -37,11 +36,12 @@ from dspark.train_from_cache.drafts.layers import (
     rotate,
     split_heads,
 )
-from dspark.train_from_cache.drafts.overrides import apply_overrides, at_least
-from dspark.train_from_cache.drafts.packed_anchors import pack_anchors
-from dspark.train_from_cache.drafts.shared_weights import check_head, copy_embeddings
-from dspark.train_from_cache.drafts.slot_losses import sum_over_slots
-from dspark.train_from_cache.drafts.target_dims import check_heads, target_dims
+from dspark.train_from_cache.draft_parts.overrides import apply_overrides, at_least
+from dspark.train_from_cache.draft_parts.packed_anchors import pack_anchors
+from dspark.train_from_cache.draft_parts.shared_weights import check_head, copy_embeddings
+from dspark.train_from_cache.draft_parts.slot_losses import sum_over_slots
+from dspark.train_from_cache.draft_parts.target_dims import check_heads, target_dims
+from dspark.train_from_cache.drafts.base import Draft
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
 

@@ -14,10 +14,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedd
 from dspark.schemas.errors import InputError
 from dspark.schemas.layers import hidden_state_key
 from dspark.train_from_cache.batch import Batch
-from dspark.train_from_cache.block_attention import BlockLayout, block_attention
+from dspark.train_from_cache.draft_parts.block_anchors import take
+from dspark.train_from_cache.draft_parts.block_attention import BlockLayout, block_attention
+from dspark.train_from_cache.draft_parts.layers import RMSNorm, merge_heads, rotate, split_heads
 from dspark.train_from_cache.drafts.base import Draft
-from dspark.train_from_cache.drafts.block_anchors import take
-from dspark.train_from_cache.drafts.layers import RMSNorm, merge_heads, rotate, split_heads
 
 
 class ContextAttention(nn.Module):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.train_from_cache.drafts.layers import at_least_float32
+from dspark.train_from_cache.draft_parts.layers import at_least_float32
 
 
 def chain_attention(
