@@ -1,5 +1,6 @@
 """The progress line of a capture."""
 
+import sys
 import time
 
 from tqdm import tqdm
@@ -11,7 +12,16 @@ class CaptureProgress:
     """One line: samples done, samples/s, tokens/s, bytes written, time left."""
 
     def __init__(self, total: int, done: int, *, show: bool) -> None:
-        self._bar = tqdm(total=total, initial=done, unit="sample", disable=not show, desc="capture")
+        # A log file gets a line every half minute, a terminal a smooth bar.
+        seconds = 0.1 if sys.stderr.isatty() else 30
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            unit="sample",
+            disable=not show,
+            desc="capture",
+            mininterval=seconds,
+        )
         self._start = time.monotonic()
         self._tokens = 0
         self.bytes_written = 0
