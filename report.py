@@ -141,7 +141,12 @@ def inspection(summary: dict[str, Any]) -> str:
     target = summary["target"]
     lines = [
         f"{summary['path']}: {target['architecture']} ({target['id']}), "
-        f"{'complete' if summary['complete'] else 'NOT complete'}",
+        + (
+            "complete"
+            if summary["complete"]
+            else f"NOT complete: {summary['committed_shards']} of {summary['num_shards']} shards "
+            "committed; the same capture command continues it"
+        ),
         f"{summary['num_samples']:,} samples in {summary['num_shards']} shards of "
         f"{summary['rows_per_shard']} rows x {summary['max_length']} tokens; {counts['ok']:,} "
         f"captured, {skipped:,} skipped",

@@ -15,9 +15,9 @@ from typing import Any
 
 from dspark.report import number, percent, size, table
 
-MSD = "--arch msd --steps 900 --batch-size 16 --lr 3e-3"
+MSD = "--arch msd --steps 500 --batch-size 16 --lr 5e-3"
 DSPARK = (
-    "--arch dspark --steps 400 --batch-size 16 --lr 3e-3 -c block_size=5 -c num_hidden_layers=2 "
+    "--arch dspark --steps 500 --batch-size 16 --lr 3e-3 -c block_size=5 -c num_hidden_layers=2 "
     "-c markov_rank=64 -c num_anchors=16"
 )
 RUNS = {

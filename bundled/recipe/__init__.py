@@ -1,0 +1,1 @@
+"""How the bundled target and its conversations are made, one subject to a file."""
