@@ -74,6 +74,56 @@ def capture_command(
         int | None, typer.Option(help="Capture only the first rows.", show_default="all")
     ] = None,
     device: Annotated[Device, typer.Option(help="Where the target runs.")] = Device.auto,
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="auto spreads the model over all devices.", show_default=False),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(help="Branch, tag or commit of a Hugging Face id.", show_default=False),
+    ] = None,
+    attn_implementation: Annotated[
+        str | None,
+        typer.Option(help="Of transformers: sdpa, eager, flash_attention_2, …", show_default=False),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.")
+    ] = False,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="File with a chat template to use instead.", show_default=False),
+    ] = None,
+    image_root: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that picture paths are relative to.", show_default="that of --data"
+        ),
+    ] = None,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help="Fetch pictures from http(s) addresses.")
+    ] = False,
+    mask_reasoning: Annotated[
+        bool, typer.Option("--mask-reasoning", help="Leave <think>…</think> unsupervised.")
+    ] = False,
+    fake_image: Annotated[
+        str,
+        typer.Option(
+            help="auto, always or never give text-only rows a picture that the target does not "
+            "see; auto where the target's sharding needs it."
+        ),
+    ] = "auto",
+    overlong: Annotated[
+        str,
+        typer.Option(
+            help="skip or truncate rows of more than --max-length tokens; a picture is never cut."
+        ),
+    ] = "skip",
+    on_bad_row: Annotated[
+        str, typer.Option(help="skip bad rows with their reason, or stop with an error.")
+    ] = "skip",
+    max_skipped: Annotated[
+        float, typer.Option(help="Share of skipped rows above which the capture has failed.")
+    ] = 0.1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")
     ] = False,
@@ -96,6 +146,18 @@ def capture_command(
         "batch_tokens": batch_tokens,
         "limit": limit,
         "device": device.value,
+        "device_map": device_map,
+        "revision": revision,
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": trust_remote_code,
+        "chat_template": chat_template,
+        "image_root": image_root,
+        "allow_download": allow_download,
+        "mask_reasoning": mask_reasoning,
+        "fake_image": fake_image,
+        "overlong": overlong,
+        "on_bad_row": on_bad_row,
+        "max_skipped": max_skipped,
     }
     if dry_run:
         from dspark.capture.dry_run import dry_run as run_dry

@@ -30,7 +30,7 @@ class DryRun:
 def dry_run(settings: CaptureSettings) -> DryRun:
     """Load the target, probe it, tokenise every row; write nothing."""
     conversations = ConversationFile(settings.data)
-    target = load_target(settings.target, settings.device)
+    target = load_target(settings.target, settings.device, settings.target_options)
     plan = plan_capture(settings, target, conversations)
     manifest = plan.manifest
     ok = tokens = image_tokens = loss_tokens = 0

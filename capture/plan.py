@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from dspark.capture.conversation_file import ConversationFile
-from dspark.capture.logits import prove_head, resolve_logits
+from dspark.capture.logits import prove_head
+from dspark.capture.logits_mode import resolve_logits
 from dspark.capture.probe import probe_target
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.target import Target

@@ -52,6 +52,18 @@ def capture(
     batch_tokens: int = 16384,
     limit: int | None = None,
     device: str = "auto",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    device_map: str | None = None,
+    image_root: str | None = None,
+    allow_download: bool = False,
+    mask_reasoning: bool = False,
+    fake_image: str = "auto",
+    overlong: str = "skip",
+    on_bad_row: str = "skip",
+    max_skipped: float = 0.1,
     progress: bool = False,
 ) -> CaptureReport:
     """Run a frozen VLM once over conversations and write a cache; what ``dspark capture`` does.
@@ -70,6 +82,18 @@ def capture(
         batch_tokens: most tokens of a batch, padding included.
         limit: capture only the first rows.
         device: ``auto``, ``cpu`` or ``cuda``.
+        revision: of a Hugging Face repository.
+        attn_implementation: of transformers.
+        trust_remote_code: run code that the repository brings along.
+        chat_template: file with a chat template to use instead of the processor's.
+        device_map: ``auto`` spreads the model over all devices.
+        image_root: folder that picture paths are relative to; the data file's own by default.
+        allow_download: fetch pictures from http(s) addresses.
+        mask_reasoning: leave ``<think>…</think>`` of assistant turns unsupervised.
+        fake_image: ``auto``, ``always`` or ``never`` (see ``settings.RowOptions``).
+        overlong: ``skip`` or ``truncate`` rows of more than ``max_length`` tokens.
+        on_bad_row: ``skip`` or ``error``.
+        max_skipped: share of skipped rows above which the finished capture is an error.
         progress: show a progress bar on stderr.
 
     Raises:
@@ -87,6 +111,18 @@ def capture(
         batch_tokens=batch_tokens,
         limit=limit,
         device=device,
+        revision=revision,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        chat_template=chat_template,
+        device_map=device_map,
+        image_root=image_root,
+        allow_download=allow_download,
+        mask_reasoning=mask_reasoning,
+        fake_image=fake_image,
+        overlong=overlong,
+        on_bad_row=on_bad_row,
+        max_skipped=max_skipped,
     )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
@@ -95,7 +131,7 @@ def capture(
     root = settings.out
     _check_out_is_ours(root)
     conversations = ConversationFile(settings.data)
-    loaded = load_target(settings.target, settings.device)
+    loaded = load_target(settings.target, settings.device, settings.target_options)
     plan = plan_capture(settings, loaded, conversations)
     paths = CachePaths(root, shards)
     existing = _existing_manifest(root, plan)

@@ -12,6 +12,7 @@ from torch import nn
 
 from dspark.capture.backbone import find_backbone, image_token_id, video_token_id
 from dspark.capture.conversation_file import sampled_digest
+from dspark.capture.settings import TargetOptions
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import TargetFacts
 
@@ -112,12 +113,13 @@ class Target:
         )
 
 
-def load_target(name: str, device: torch.device) -> Target:
+def load_target(name: str, device: torch.device, options: TargetOptions | None = None) -> Target:
     """Load a model and its processor in the checkpoint's own number type, frozen.
 
     Args:
         name: a folder, or a Hugging Face id.
         device: where to put the model.
+        options: how to load it; the defaults of ``TargetOptions`` without.
 
     Raises:
         InputError: not found, not loadable, or not a model that can be captured.

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 import dspark
 from dspark.capture.collate import encode
 from dspark.capture.features import capture_features
-from dspark.capture.logits import prove_head, resolve_logits
+from dspark.capture.logits import prove_head
+from dspark.capture.logits_mode import resolve_logits
 from dspark.capture.probe import _CONVERSATION
 from dspark.capture.target import load_target
 from dspark.schemas.errors import InputError
