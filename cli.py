@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dspark.schemas.errors import InputError
+from dspark.schemas.errors import InputError, TooManySkippedError
 from dspark.train_from_cache.drafts import ARCHITECTURES
 
 app = typer.Typer(
@@ -42,13 +42,17 @@ def capture_command(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Parquet file of conversations.", show_default="bundled"),
+        typer.Option(
+            help="Conversations: a file, folder or glob (Parquet, JSON Lines, JSON, Arrow), or a "
+            "dataset of Hugging Face (saved, or id:split).",
+            show_default="bundled",
+        ),
     ] = None,
     out: Annotated[str, typer.Option(help="Cache directory.")] = "cache",
     max_length: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of a padded row; longer rows are skipped. Padding takes no disk.",
+            help="Tokens of a padded row; see --overlong. Padding takes no disk.",
             show_default="2048, or the target's limit if lower",
         ),
     ] = None,
@@ -282,6 +286,9 @@ def _run(command: Callable[[], Any]) -> int:
     except InputError as error:
         print(f"dspark: {error}", file=sys.stderr)
         return 2
+    except TooManySkippedError as error:
+        print(f"dspark: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(
             "dspark: stopped; what is committed stays, and the same command continues "

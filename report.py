@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dspark.capture.dry_run import DryRun
     from dspark.capture.run import CaptureReport
-    from dspark.schemas.manifest import Manifest
+    from dspark.capture.skipped import SkippedKind
     from dspark.train_from_cache.train import TrainResult
 
 
@@ -34,12 +34,13 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
-def _skipped(manifest: "Manifest") -> str:
-    skipped = manifest.counts.skipped
-    if not skipped:
+def _skipped(kinds: Sequence["SkippedKind"]) -> str:
+    """The end of a line, and a table where rows were skipped."""
+    from dspark.capture.skipped import skipped_table
+
+    if not kinds:
         return "none skipped"
-    reasons = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
-    return f"{sum(skipped.values()):,} skipped ({reasons})"
+    return f"{sum(kind.count for kind in kinds):,} skipped\n" + skipped_table(kinds)
 
 
 def capture(report: "CaptureReport") -> str:
@@ -51,7 +52,7 @@ def capture(report: "CaptureReport") -> str:
     return (
         f"{report.root}: {counts.ok:,} samples, {counts.tokens:,} tokens in "
         f"{manifest.num_shards} shards ({report.shards_written} written now, "
-        f"{size(report.bytes_written)}); {_skipped(manifest)}"
+        f"{size(report.bytes_written)}); {_skipped(report.skipped)}"
     )
 
 
@@ -66,7 +67,8 @@ def dry_run(run: "DryRun") -> str:
     ]
     return "\n".join(
         [
-            f"{manifest.num_samples:,} rows: {counts.ok:,} to capture, {_skipped(manifest)}",
+            f"{manifest.data}: {run.layout}",
+            f"{manifest.num_samples:,} rows: {counts.ok:,} to capture, {_skipped(run.skipped)}",
             f"{counts.tokens:,} tokens, {counts.image_tokens:,} of pictures, "
             f"{counts.loss_tokens:,} supervised; layers "
             f"{','.join(map(str, manifest.layers)) or 'none'}, logits {manifest.logits}",

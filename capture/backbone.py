@@ -1,4 +1,4 @@
-"""Finding the language backbone and the picture token of any Hugging Face model."""
+"""Finding the language backbone, its decoder layers and its head in any Hugging Face model."""
 
 from typing import Any
 
@@ -7,23 +7,32 @@ from torch import nn
 from dspark.schemas.errors import InputError
 
 _INNER_NAMES = ("model", "decoder", "language_model", "text_model")
-_IMAGE_ID_KEYS = ("image_token_id", "image_token_index", "image_patch_id")
-_VIDEO_ID_KEYS = ("video_token_id", "video_token_index")
+_LAYER_NAMES = ("layers", "h", "blocks")
+
+
+def check_decoder_only(config: Any) -> None:
+    """Check, before any weight is read, that a config is that of a decoder-only model.
+
+    Raises:
+        InputError: it is an encoder-decoder.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"{config.model_type} is an encoder-decoder model, whose decoder reads pictures by "
+            "cross attention; dspark captures decoder-only models"
+        )
 
 
 def find_backbone(model: Any) -> nn.Module:
-    """The module whose ``layers`` are the decoder layers.
+    """The module that holds the stack of decoder layers.
 
     Raises:
         InputError: the model has no ordinary decoder.
     """
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(
-            f"{type(model).__name__} is an encoder-decoder model; dspark captures decoder-only ones"
-        )
-    module = model.get_decoder()
+    check_decoder_only(model.config)
+    module: Any = model.get_decoder()
     for _ in range(4):
-        if isinstance(getattr(module, "layers", None), nn.ModuleList):
+        if _layers_of(module) is not None:
             assert isinstance(module, nn.Module)
             return module
         inner = (getattr(module, name, None) for name in _INNER_NAMES)
@@ -31,16 +40,22 @@ def find_backbone(model: Any) -> nn.Module:
     raise InputError(f"{type(model).__name__}: no stack of decoder layers found in it")
 
 
-def _first_int(config: Any, keys: tuple[str, ...]) -> int | None:
-    values = (getattr(config, key, None) for key in keys)
-    return next((int(v) for v in values if isinstance(v, int)), None)
+def decoder_layers(backbone: nn.Module) -> nn.ModuleList:
+    """The decoder layers of a backbone that ``find_backbone`` returned."""
+    layers = _layers_of(backbone)
+    assert layers is not None
+    return layers
 
 
-def image_token_id(config: Any) -> int | None:
-    """The id that stands at every picture position of ``input_ids``."""
-    return _first_int(config, _IMAGE_ID_KEYS)
+def _layers_of(module: Any) -> nn.ModuleList | None:
+    found = (getattr(module, name, None) for name in _LAYER_NAMES)
+    return next((m for m in found if isinstance(m, nn.ModuleList)), None)
 
 
-def video_token_id(config: Any) -> int | None:
-    """The id that stands at every video position of ``input_ids``."""
-    return _first_int(config, _VIDEO_ID_KEYS)
+def find_head(model: Any) -> nn.Module | None:
+    """The language-model head: the one that the model names, or its only module ``lm_head``."""
+    named: nn.Module | None = model.get_output_embeddings()
+    if named is not None:
+        return named
+    heads = [m for name, m in model.named_modules() if name.split(".")[-1] == "lm_head"]
+    return heads[0] if len(heads) == 1 else None

@@ -1,20 +1,21 @@
 """The rows of a shard, rendered and tokenised one by one: which can be captured, which not."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dspark.capture.bad_row import BadRowError
-from dspark.capture.collate import encode
-from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.bad_row import BadRowError, stop_if_asked
+from dspark.capture.conversations import Conversations
+from dspark.capture.encode import encode_batch
+from dspark.capture.settings import RowOptions
 from dspark.capture.target import Target
+from dspark.capture.truncate import TOO_LONG, kept_length
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """A row that can be captured.
+    """A row that can be captured, cut to ``--max-length`` if it was longer and is to be truncated.
 
     Attributes:
         sample: dataset row.
@@ -44,38 +45,52 @@ class SkippedRow:
 
 
 def encode_row(
-    sample: int, conversations: ConversationFile, target: Target, max_length: int
+    sample: int,
+    conversations: Conversations,
+    target: Target,
+    max_length: int,
+    options: RowOptions,
 ) -> EncodedRow | SkippedRow:
-    """Read, render and tokenise one dataset row."""
+    """Read, render and tokenise one dataset row.
+
+    Raises:
+        InputError: the row is bad, and bad rows are errors.
+    """
     row_id = conversations.id(sample)
     try:
-        return _encode(sample, row_id, conversations, target.processor, target, max_length)
+        return _encode(sample, row_id, conversations, target, max_length, options)
     except BadRowError as error:
+        stop_if_asked(options.on_bad_row, conversations, sample, str(error))
         return SkippedRow(sample, row_id, str(error))
 
 
 def _encode(
     sample: int,
     row_id: str,
-    conversations: ConversationFile,
-    processor: Any,
+    conversations: Conversations,
     target: Target,
     max_length: int,
+    options: RowOptions,
 ) -> EncodedRow:
-    conversation = conversations.conversation(sample)
-    try:
-        inputs = encode([conversation], processor)
-    except (ValueError, TypeError, IndexError, KeyError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise BadRowError("the processor refuses it", first_line) from None
-    ids = inputs["input_ids"][0]
-    if len(ids) > max_length:
-        raise BadRowError(
-            "longer than --max-length", f"{len(ids)} tokens, --max-length is {max_length}"
-        )
-    loss_mask = inputs["loss_mask"][0].bool()
-    if not loss_mask.any():
-        raise BadRowError("no supervised token")
+    row = conversations.read(sample)
+    encoded = encode_batch(
+        [row.messages], target.processor, [row.tools], mask_reasoning=options.mask_reasoning
+    )
+    ids = encoded.tensors["input_ids"][0]
+    loss_mask = encoded.tensors["loss_mask"][0].bool()
     image_id = target.image_token_id
     image_mask = torch.zeros_like(loss_mask) if image_id is None else ids == image_id
-    return EncodedRow(sample, row_id, ids, loss_mask, image_mask)
+    length = len(ids)
+    if length > max_length and options.overlong == "skip":
+        raise BadRowError(TOO_LONG, f"{length} tokens, --max-length is {max_length}")
+    if not loss_mask.any():
+        raise BadRowError("no supervised token")
+    if length > max_length:
+        special = _special_ids(target)
+        length = kept_length(ids, image_mask, loss_mask, max_length, special)
+    return EncodedRow(sample, row_id, ids[:length], loss_mask[:length], image_mask[:length])
+
+
+def _special_ids(target: Target) -> set[int]:
+    added = target.tokenizer.added_tokens_decoder
+    return {int(i) for i, token in added.items() if token.special}

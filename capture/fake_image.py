@@ -1,62 +1,76 @@
-"""A picture for conversations that have none, so that every rank enters the vision tower."""
+"""A picture for rows without one, so that every rank of a sharded target enters the vision tower.
 
+The fake picture stands after the whole conversation. There no real token can see it through causal
+attention, and it moves no real token's position; ``attention_mask`` 0 hides it where attention is
+not causal. In a batch for a target with multi-axis rotary positions, rows with a fake picture come
+last (see ``fakes_last``).
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-import torch
 from PIL import Image
-from torch import Tensor
 
-from dspark.schemas.conversations import Conversation
+from dspark.capture.bad_row import BadRowError
+from dspark.capture.render import Renderer, renderer_of
+from dspark.schemas.errors import InputError
 
-_SIZE = (64, 64)
-
-
-def has_image(conversation: Conversation) -> bool:
-    return any(
-        part.get("type") in ("image", "image_url")
-        for message in conversation
-        if not isinstance(message["content"], str)
-        for part in message["content"]
-    )
+FAKE_IMAGE = Image.new("RGB", (64, 64), (128, 128, 128))
 
 
-def inject_fake_image(conversation: Conversation) -> Conversation:
-    """A copy with a grey picture in front of the first user turn's content."""
-    out: Conversation = []
-    injected = False
-    for message in conversation:
-        if message["role"] == "user" and not injected:
-            content: Any = message["content"]
-            if isinstance(content, str):
-                content = [{"type": "text", "text": content}]
-            picture = Image.new("RGB", _SIZE, (128, 128, 128))
-            message = {**message, "content": [{"type": "image", "image": picture}, *content]}
-            injected = True
-        out.append(message)
-    return out
-
-
-def mask_fake_tokens(with_fake: Tensor, without: Tensor) -> Tensor:
-    """Which tokens of a row the fake picture brought in.
+def needs_fake_image(option: str, processor: Any, *, sharded: bool) -> bool:
+    """Whether text-only rows get a fake picture; never in a target that takes no pictures.
 
     Args:
-        with_fake: int64 ``[L]``, ids of the conversation with the fake picture.
-        without: int64 ``[L']``, ids of the conversation itself, ``L' < L``.
-
-    Returns:
-        bool ``[L]``.
+        option: ``auto``, ``always`` or ``never``.
+        processor: of the target, or the tokenizer of a text-only target.
+        sharded: the target's vision tower is spread over several processes.
 
     Raises:
-        ValueError: the picture changed more of the row than one run of tokens.
+        InputError: they should, but a picture cannot be put after a conversation.
     """
-    inserted = len(with_fake) - len(without)
-    same = torch.cumprod((with_fake[: len(without)] == without).long(), 0)
-    start = int(same.sum())
-    fake = torch.zeros(len(with_fake), dtype=torch.bool)
-    fake[start : start + inserted] = True
-    if inserted <= 0 or not torch.equal(with_fake[~fake], without):
-        raise ValueError(
-            "the chat template renders a conversation differently with a picture, so the tokens of "
-            "a fake one cannot be told apart"
-        )
-    return fake
+    renderer = renderer_of(processor)
+    if not renderer.takes_pictures or not (option == "always" or (option == "auto" and sharded)):
+        return False
+    try:
+        fake_text(renderer)
+    except BadRowError as error:
+        raise InputError(f"--fake-image {option}: {error}; use --fake-image never") from None
+    return True
+
+
+@lru_cache(maxsize=4)
+def fake_text(renderer: Renderer) -> str:
+    """The text that puts a picture after a prompt without changing the prompt's tokens.
+
+    Raises:
+        BadRowError: there is none.
+    """
+    if renderer.image_token is None:
+        raise BadRowError("no fake picture", "the processor names no placeholder")
+    prompt = renderer.text(
+        [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
+        ]
+    )
+    plain = renderer.tokens(prompt)[0]
+    # A picture may begin with a line break, which joins one at the end of the prompt.
+    for between in ("", renderer.tokenizer.pad_token, renderer.tokenizer.eos_token):
+        tail = (between or "") + renderer.picture_text
+        ids = renderer.processor(
+            text=[prompt + tail], images=[[FAKE_IMAGE]], **renderer.token_options(prompt)
+        )["input_ids"][0]
+        if list(ids[: len(plain)]) == plain:
+            return tail
+    raise BadRowError("no fake picture", "it changes the tokens before it")
+
+
+def fakes_last(faked: Sequence[bool]) -> list[int]:
+    """The order in which rows of a batch are run: real pictures first.
+
+    Targets that compute multi-axis positions step through the pictures of a batch, but skip tokens
+    with ``attention_mask`` 0: after a fake picture every row would read the size of the wrong one.
+    """
+    return sorted(range(len(faked)), key=lambda i: faked[i])

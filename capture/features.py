@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dspark.capture.backbone_input import BackboneInput
+from dspark.capture.backbone import decoder_layers
+from dspark.capture.backbone_input import BackboneInput, layer_input
+from dspark.capture.streams import gather_rows
 from dspark.capture.target import Target
 from dspark.schemas.errors import InputError
 from dspark.schemas.layers import hidden_state_key
@@ -16,26 +18,32 @@ from dspark.schemas.layers import hidden_state_key
 
 @dataclass(frozen=True)
 class Features:
-    """What one batch gave, on the target's device. R is the number of real positions, row by row.
+    """What one batch gave, where the target computed it. R is the number of real positions.
 
     Attributes:
         stored: ``inputs_embeds``, ``hidden_states.K``, ``last_hidden_state`` ``[R, H]`` in the
-            stored type.
+            stored type, rows of the batch one after the other.
         position_ids: int32 ``[rows, R]``, one row or those of multi-axis rotary positions.
         last_hidden: ``[R, H]`` in the target's own type.
         logits: ``[R, V]``, the target's own, in its own type; None unless asked for.
+        embeds_source: where ``inputs_embeds`` was taken (see ``BackboneInput``).
+        side_inputs: other tensors that entered the backbone, by argument name.
+        streams: residual streams of the layers that have several; their mean is stored.
     """
 
     stored: dict[str, Tensor]
     position_ids: Tensor
     last_hidden: Tensor
     logits: Tensor | None
+    embeds_source: str
+    side_inputs: list[str]
+    streams: dict[str, int]
 
 
 @torch.inference_mode()
 def capture_features(
     target: Target,
-    inputs: dict[str, Tensor],
+    inputs: dict[str, Any],
     lengths: Sequence[int],
     *,
     layers: Sequence[int],
@@ -49,7 +57,8 @@ def capture_features(
 
     Args:
         target: the frozen model.
-        inputs: all keys of the processor, right-padded ``[B, L]``.
+        inputs: all keys of the processor, right-padded ``[B, L]``. Floats, which are pixels, are
+            cast to the target's type as servers do; some models cannot take them otherwise.
         lengths: B real lengths.
         layers: decoder layers to take, each as what the next layer receives.
         dtype: of the stored floats.
@@ -58,71 +67,120 @@ def capture_features(
     Raises:
         InputError: the model is not one that can be captured faithfully.
     """
-    inputs = {k: v.to(target.device) for k, v in inputs.items()}
+    number_type = target.embedding.weight.dtype
+    assert isinstance(number_type, torch.dtype)
+    inputs = {k: _prepared(v, target.device, number_type) for k, v in inputs.items()}
     columns = torch.arange(inputs["input_ids"].shape[1], device=target.device)
     real = columns < torch.as_tensor(lengths, device=target.device)[:, None]
-    taken: dict[str, Tensor] = {}
+    taken: dict[str, list[Tensor]] = {hidden_state_key(k): [] for k in layers}
+    streams: dict[str, int] = {}
     last_hidden: list[Tensor] = []
 
+    def keep_embeds(embeds: Tensor) -> Tensor:
+        if embeds.ndim != 3 or embeds.shape[:2] != real.shape:
+            raise InputError(
+                f"its backbone receives embeddings {list(embeds.shape)} for {list(real.shape)} "
+                "tokens, so positions do not correspond; this target cannot be captured"
+            )
+        return embeds[real.to(embeds.device)].to(dtype)
+
     def take_layer_input(key: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            if hidden.shape[:-1] != real.shape:
-                raise InputError(
-                    f"{target.id}: its decoder layers pass on {tuple(hidden.shape)} for "
-                    f"{tuple(real.shape)} tokens (several streams); this target cannot be captured"
-                )
-            taken[key] = hidden[real].to(dtype)
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = layer_input(layer, args, kwargs)
+            rows, count = gather_rows(hidden, real, backbone_input.width)
+            taken[key].append(rows.to(dtype))
+            if count > 1:
+                streams[key] = count
 
         return hook
 
     def take_last(_: nn.Module, __: Any, output: Any) -> None:
-        last_hidden.append(output[0][real])
+        hidden = output if isinstance(output, Tensor) else output[0]
+        last_hidden.append(hidden[real.to(hidden.device)])
 
-    def feed_head(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = args[0][real][None] if with_logits else args[0][:, :1]
-        return (hidden, *args[1:])
+    def feed_head(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not args or args[0].shape[:2] != real.shape:
+            return None
+        hidden = args[0]
+        packed = hidden[real.to(hidden.device)][None] if with_logits else hidden[:, :1]
+        return (packed, *args[1:])
 
-    with ExitStack() as stack:
-        backbone_input = stack.enter_context(BackboneInput(target.backbone))
-        for k in layers:
-            module = target.backbone.layers[k + 1]
-            hook = take_layer_input(hidden_state_key(k))
-            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
-        stack.callback(target.backbone.register_forward_hook(take_last).remove)
-        if target.head is not None:
-            stack.callback(target.head.register_forward_pre_hook(feed_head).remove)
-        output = target.model(**inputs, use_cache=False)
-
-    embeds = backbone_input.inputs_embeds
-    if embeds.shape[:2] != real.shape:
-        raise InputError(
-            f"{target.id}: its backbone receives {tuple(embeds.shape[:2])} positions for "
-            f"{tuple(real.shape)} tokens; this target cannot be captured"
-        )
+    backbone_input = BackboneInput(
+        target.backbone,
+        embedding=None if target.takes_pictures else target.embedding,
+        keep=keep_embeds,
+    )
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(backbone_input)
+            for k in layers:
+                module = decoder_layers(target.backbone)[k + 1]
+                hook = take_layer_input(hidden_state_key(k))
+                handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                stack.callback(handle.remove)
+            stack.callback(target.backbone.register_forward_hook(take_last).remove)
+            if target.head is not None:
+                stack.callback(target.head.register_forward_pre_hook(feed_head).remove)
+            output = target.model(**inputs, use_cache=False)
+        embeds = backbone_input.inputs_embeds
+        for key, calls in taken.items():
+            if len(calls) != 1:
+                raise InputError(
+                    f"the layer that receives {key} ran {len(calls)} times in one forward pass, so "
+                    "there is no one such tensor; use --layers none, or layers that run once"
+                )
+        if embeds.shape != last_hidden[0].shape:
+            raise InputError(
+                f"its backbone receives vectors of width {embeds.shape[-1]} and returns "
+                f"{last_hidden[0].shape[-1]}; this target cannot be captured"
+            )
+        positions = _positions(backbone_input.position_ids, real)
+    except InputError as error:
+        raise InputError(f"--target {target.id}: {error}") from None
     return Features(
         stored={
-            "inputs_embeds": embeds[real].to(dtype),
-            **{hidden_state_key(k): taken[hidden_state_key(k)] for k in layers},
+            "inputs_embeds": embeds,
+            **{key: calls[0] for key, calls in taken.items()},
             "last_hidden_state": last_hidden[0].to(dtype),
         },
-        position_ids=_positions(backbone_input.position_ids, real),
+        position_ids=positions,
         last_hidden=last_hidden[0],
         logits=_real_logits(output.logits, real) if with_logits else None,
+        embeds_source=backbone_input.source,
+        side_inputs=backbone_input.side_inputs,
+        streams=streams,
     )
+
+
+def _prepared(value: Any, device: torch.device, number_type: torch.dtype) -> Any:
+    """An input on the target's device, its floats in the target's type."""
+    if isinstance(value, Tensor):
+        return value.to(device, number_type if value.is_floating_point() else None)
+    if isinstance(value, list | tuple):
+        return type(value)(_prepared(v, device, number_type) for v in value)
+    return value
 
 
 def _positions(position_ids: Tensor | None, real: Tensor) -> Tensor:
     """int32 ``[rows, R]`` of positions as the backbone used them."""
     if position_ids is None:
-        position_ids = torch.arange(real.shape[1], device=real.device)[None]
-    if position_ids.ndim == 2:
+        position_ids = torch.arange(real.shape[1], device=real.device)
+    position_ids = position_ids.to(real.device)
+    while position_ids.ndim < 3:
         position_ids = position_ids[None]
-    expanded = position_ids.expand(position_ids.shape[0], *real.shape)
+    try:
+        expanded = position_ids.expand(position_ids.shape[0], *real.shape)
+    except RuntimeError:
+        raise InputError(
+            f"its backbone receives position_ids {list(position_ids.shape)} for {list(real.shape)} "
+            "tokens; dspark knows [B, L] and [axes, B, L]"
+        ) from None
     return expanded[:, real].int()
 
 
 def _real_logits(logits: Tensor, real: Tensor) -> Tensor:
     """``[R, V]``, whether or not the head went through the hook that packs the real rows."""
-    return logits[real] if logits.shape[:2] == real.shape else logits[0]
+    if logits.shape[:2] == real.shape:
+        return logits[real.to(logits.device)]
+    assert logits.shape[:2] == (1, int(real.sum())), logits.shape
+    return logits[0]

@@ -1,6 +1,7 @@
 """Which shards are committed, and the manifest that follows from them alone."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
@@ -17,6 +18,14 @@ def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
         for shard in range(manifest.num_shards)
         if not (paths.index(shard).exists() and paths.shard(shard).exists())
     ]
+
+
+def skipped_rows(manifest: Manifest, paths: CachePaths) -> Iterator[tuple[int, str]]:
+    """Dataset row and reason of every skipped row of the committed shards, in order."""
+    for shard in range(manifest.num_shards):
+        table, _ = read_index(paths.index(shard))
+        bad = table.filter(pc.not_equal(table["status"], OK))
+        yield from zip(bad["sample"].to_pylist(), bad["reason"].to_pylist(), strict=True)
 
 
 def finished_manifest(manifest: Manifest, paths: CachePaths) -> Manifest:

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import align_module_device
 from torch import Tensor
 
 from dspark.capture.features import Features
@@ -48,14 +49,15 @@ def prove_head(target: Target, features: Features) -> float:
         InputError: the target does more to its logits than its head (a soft-cap, a scale).
     """
     assert features.logits is not None
-    own = features.logits.float()
+    own = features.logits.float().to(features.last_hidden.device)
     exact = _apply_head(target, features.last_hidden)
     tolerance = _TOLERANCE.get(features.last_hidden.dtype, _TOLERANCE_16_BIT)
     error = (exact - own).abs().max().item()
     if not error <= tolerance * max(1.0, own.abs().max().item()):
         raise InputError(
-            f"--logits head: the target's logits differ by up to {error:.3g} from its head applied "
-            "to last_hidden_state, so it caps or scales them; use --logits full or --logits topk:64"
+            "--logits head (which auto takes where full logits are large): the target's logits "
+            f"differ by up to {error:.3g} from its head applied to last_hidden_state, so it caps "
+            "or scales them; use --logits full or --logits topk:64"
         )
     stored = features.stored["last_hidden_state"].to(features.last_hidden.dtype)
     return (_apply_head(target, stored) - own).abs().max().item()
@@ -65,8 +67,11 @@ def _apply_head(target: Target, hidden: Tensor) -> Tensor:
     head = target.head
     if head is None:
         raise InputError(
-            f"--logits head: {target.id} names no head; use --logits full or --logits topk:64"
+            f"--logits head (which auto takes where full logits are large): {target.id} names no "
+            "head; use --logits full or --logits topk:64"
         )
-    weight = head.weight
-    assert isinstance(weight, Tensor)
-    return F.linear(hidden, weight, getattr(head, "bias", None)).float()
+    with align_module_device(head):  # accelerate may keep its weights elsewhere between calls
+        weight = head.weight
+        assert isinstance(weight, Tensor)
+        rows = F.linear(hidden.to(weight.device), weight, getattr(head, "bias", None))
+    return rows.float().to(hidden.device)

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dspark.capture.backbone import find_backbone, image_token_id
+from dspark.capture.backbone import find_backbone, find_head
 from dspark.capture.backbone_input import BackboneInput
+from dspark.capture.fake_positions import position_ids
+from dspark.capture.special_tokens import image_token_id
 from dspark.schemas.shift import shift_left
 
 
@@ -22,7 +24,7 @@ class MSDTargetBatch:
         target_logits: ``[B, L, V]``, the target's logits of token t+1, zero tail.
         attention_mask: ``[B, L]``, as the target ran on it.
         loss_mask: bool ``[B, L]``, slots to learn from.
-        image_mask: bool ``[B, L]``, whether token t+1 is a picture position, false tail.
+        image_mask: bool ``[B, L]``, whether token t+1 is a position of a real picture, false tail.
     """
 
     inputs_embeds: Tensor
@@ -64,6 +66,9 @@ class HFMSDTargetModel:
             model_inputs: forward inputs of the VLM, with ``input_ids`` and ``attention_mask``
                 ``[B, L]``; image mask and attention mask are derived from these very tensors.
         """
+        positions = position_ids(self.model, model_inputs, self.image_token_id)
+        if positions is not None:
+            model_inputs = {**model_inputs, "position_ids": positions}
         with BackboneInput(self.language_backbone) as backbone_input:
             last_hidden: list[Tensor] = []
             handle = self.language_backbone.register_forward_hook(
@@ -83,10 +88,14 @@ class HFMSDTargetModel:
             target_logits=shift_left(logits),
             attention_mask=model_inputs["attention_mask"],
             loss_mask=mask,
-            image_mask=shift_left(model_inputs["input_ids"] == self.image_token_id),
+            image_mask=shift_left(
+                (model_inputs["input_ids"] == self.image_token_id)
+                & model_inputs["attention_mask"].bool()
+            ),
         )
 
     def get_lm_head(self) -> nn.Module:
         """The frozen language-model head that the draft's loss applies."""
-        head: nn.Module = self.model.get_output_embeddings()
+        head = find_head(self.model)
+        assert head is not None
         return head

@@ -1,16 +1,18 @@
 """What a capture will write, known before the first row is read: fields, layout, identity."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.conversations import Conversations
+from dspark.capture.fake_image import needs_fake_image
 from dspark.capture.logits import prove_head
 from dspark.capture.logits_mode import resolve_logits
 from dspark.capture.probe import probe_target
-from dspark.capture.settings import CaptureSettings
+from dspark.capture.settings import CaptureSettings, RowOptions
 from dspark.capture.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
@@ -27,14 +29,18 @@ class CapturePlan:
     """Attributes:
     manifest: of the unfinished cache.
     layout: of each shard.
+    options: how rows become tokens.
+    fake_image: whether text-only rows get a fake picture.
     """
 
     manifest: Manifest
     layout: ShardLayout
+    options: RowOptions
+    fake_image: bool
 
 
 def plan_capture(
-    settings: CaptureSettings, target: Target, conversations: ConversationFile
+    settings: CaptureSettings, target: Target, conversations: Conversations
 ) -> CapturePlan:
     """Probe the target and lay out the cache.
 
@@ -70,6 +76,7 @@ def plan_capture(
         position_rows=probe.position_rows,
     )
     layout = ShardLayout(fields, rows_per_shard)
+    fake_image = needs_fake_image(settings.rows.fake_image, target.processor, sharded=False)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     identity: dict[str, Any] = {
         "target": target.revision or target.fingerprint,
@@ -86,12 +93,17 @@ def plan_capture(
         "layers": list(layers),
         "logits": logits,
         "batch_tokens": settings.batch_tokens,
+        "image_root": _text(settings.rows.image_root),
+        "allow_download": settings.rows.allow_download,
+        "mask_reasoning": settings.rows.mask_reasoning,
+        "overlong": settings.rows.overlong,
+        "fake_image": fake_image,
         "device": settings.device.type,
         **versions,
     }
     manifest = Manifest(
         identity=identity,
-        target=target.facts(probe.hidden_size, probe.vocab_size),
+        target=target.facts(probe.hidden_size, probe.vocab_size, probe.observed),
         data=str(settings.data),
         num_samples=samples,
         rows_per_shard=rows_per_shard,
@@ -104,7 +116,11 @@ def plan_capture(
         versions=versions,
         shard_bytes=layout.file_size,
     )
-    return CapturePlan(manifest, layout)
+    return CapturePlan(manifest, layout, settings.rows, fake_image)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _max_length(settings: CaptureSettings, target: Target) -> int:

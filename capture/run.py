@@ -1,18 +1,21 @@
 """Stage 1 from end to end."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dspark.capture.conversation_file import ConversationFile
-from dspark.capture.finish import finished_manifest, missing_shards
+from dspark.capture.conversations import Conversations, open_conversations
+from dspark.capture.disk_room import check_room, evenly_spaced, may_not_fit
+from dspark.capture.encoded_rows import EncodedRow, encode_row
+from dspark.capture.finish import finished_manifest, missing_shards, skipped_rows
 from dspark.capture.plan import CapturePlan, plan_capture
 from dspark.capture.progress import CaptureProgress
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.shard import capture_shard
-from dspark.capture.target import load_target
+from dspark.capture.skipped import SkippedKind, skipped_kinds, skipped_table
+from dspark.capture.target import Target, load_target
 from dspark.capture.target_files import write_target_files
-from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.errors import IncompatibleCacheError, InputError, TooManySkippedError
 from dspark.schemas.manifest import (
     Manifest,
     identity_differences,
@@ -20,6 +23,8 @@ from dspark.schemas.manifest import (
     write_manifest,
 )
 from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+
+_ESTIMATED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,14 @@ class CaptureReport:
         manifest: of the finished cache.
         shards_written: by this call; 0 if the cache was complete already.
         bytes_written: by this call.
+        skipped: rows that could not be captured, by reason.
     """
 
     root: Path
     manifest: Manifest
     shards_written: int
     bytes_written: int
+    skipped: tuple[SkippedKind, ...]
 
 
 def capture(
@@ -73,9 +80,10 @@ def capture(
     Args:
         shards: N, files to split the dataset into.
         target: folder or Hugging Face id of the model; the bundled one by default.
-        data: Parquet file of conversations; the bundled one by default.
+        data: file, folder or glob of conversations, or a dataset of Hugging Face (see
+            ``docs/data.md``); the bundled file by default.
         out: cache directory.
-        max_length: T; longer rows are skipped. 2048, or the target's limit if lower, by default.
+        max_length: T. 2048, or the target's limit if lower, by default.
         layers: ``auto`` or comma-separated decoder layers, by their output.
         logits: ``auto``, ``full``, ``topk:k`` or ``head``.
         dtype: ``bf16``, ``fp16`` or ``fp32`` of the stored floats.
@@ -98,6 +106,7 @@ def capture(
 
     Raises:
         InputError: an option, the target, the data or the output directory is not usable.
+        TooManySkippedError: the cache is finished, and more rows than ``max_skipped`` were skipped.
     """
     settings = CaptureSettings.check(
         shards=shards,
@@ -130,15 +139,16 @@ def capture(
         )
     root = settings.out
     _check_out_is_ours(root)
-    conversations = ConversationFile(settings.data)
+    conversations = open_conversations(settings.data, settings.rows)
     loaded = load_target(settings.target, settings.device, settings.target_options)
     plan = plan_capture(settings, loaded, conversations)
     paths = CachePaths(root, shards)
     existing = _existing_manifest(root, plan)
     missing = missing_shards(plan.manifest, paths)
     if existing is not None and existing.complete and not missing:
-        return CaptureReport(root, existing, 0, 0)
+        return _report(settings, existing, paths, 0, 0)
 
+    _check_room(settings, plan, loaded, conversations, missing)
     for folder in (paths.shard(0).parent, paths.index(0).parent):
         _make_dir(folder)
     if existing is None or not target_dir(root).is_dir():
@@ -153,7 +163,45 @@ def capture(
         reasons = ", ".join(f"{n} x {r}" for r, n in manifest.counts.skipped.items())
         raise InputError(f"--data {settings.data}: every row was skipped ({reasons})")
     write_manifest(root, manifest)
-    return CaptureReport(root, manifest, len(missing), bar.bytes_written)
+    return _report(settings, manifest, paths, len(missing), bar.bytes_written)
+
+
+def _report(
+    settings: CaptureSettings, manifest: Manifest, paths: CachePaths, shards: int, size: int
+) -> CaptureReport:
+    """The report of a finished capture, or an error if it skipped too many rows."""
+    kinds = skipped_kinds(skipped_rows(manifest, paths))
+    count = sum(kind.count for kind in kinds)
+    if count > settings.rows.max_skipped * manifest.num_samples:
+        raise TooManySkippedError(
+            f"{count:,} of {manifest.num_samples:,} rows were skipped, more than --max-skipped "
+            f"{settings.rows.max_skipped:g} allows; {settings.out} is complete without them: mend "
+            "the rows and capture again, or give a larger --max-skipped to accept it\n"
+            + skipped_table(kinds)
+        )
+    return CaptureReport(settings.out, manifest, shards, size, kinds)
+
+
+def _check_room(
+    settings: CaptureSettings,
+    plan: CapturePlan,
+    target: Target,
+    conversations: Conversations,
+    missing: list[int],
+) -> None:
+    """Estimate what the missing shards take from a few of their rows, if that may be too much."""
+    manifest = plan.manifest
+    rows = [manifest.rows_of(shard) for shard in missing]
+    count = sum(map(len, rows))
+    if not may_not_fit(manifest, count, settings.out):
+        return
+    options = replace(settings.rows, on_bad_row="skip")
+    encoded = [
+        encode_row(row, conversations, target, manifest.max_length, options)
+        for row in evenly_spaced(rows, _ESTIMATED_ROWS)
+    ]
+    lengths = [len(row) if isinstance(row, EncodedRow) else 0 for row in encoded]
+    check_room(manifest, count, lengths, settings.out)
 
 
 def _check_out_is_ours(root: Path) -> None:

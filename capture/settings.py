@@ -177,10 +177,14 @@ class CaptureSettings:
 def _parse_layers(layers: str) -> tuple[int, ...] | None:
     if layers == "auto":
         return None
+    if layers == "none":
+        return ()
     try:
         return tuple(int(k) for k in layers.split(","))
     except ValueError:
-        raise InputError(f"--layers {layers}: give auto, or layer numbers such as 1,9,17") from None
+        raise InputError(
+            f"--layers {layers}: give auto, none, or layer numbers such as 1,9,17"
+        ) from None
 
 
 def _device(device: str) -> torch.device:

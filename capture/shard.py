@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspark.capture.bad_row import stop_if_asked
+from dspark.capture.batch_inputs import BatchInputs, batch_inputs
 from dspark.capture.batching import plan_batches
-from dspark.capture.collate import encode
-from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.conversations import Conversations
 from dspark.capture.encoded_rows import EncodedRow, SkippedRow, encode_row
 from dspark.capture.features import Features, capture_features
 from dspark.capture.logits import prove_head, stored_logits
@@ -36,7 +37,7 @@ def capture_shard(
     plan: CapturePlan,
     paths: CachePaths,
     target: Target,
-    conversations: ConversationFile,
+    conversations: Conversations,
     report: Callable[[Step], None],
 ) -> None:
     """Capture and commit one shard.
@@ -49,7 +50,7 @@ def capture_shard(
     encoded: list[EncodedRow] = []
     index: dict[int, IndexRow] = {}
     for sample in samples:
-        row = encode_row(sample, conversations, target, manifest.max_length)
+        row = encode_row(sample, conversations, target, manifest.max_length, plan.options)
         if isinstance(row, SkippedRow):
             index[sample] = _skipped(row, sample - samples.start)
             report(Step(1, 0, 0))
@@ -59,39 +60,30 @@ def capture_shard(
     head_error: float | None = None
     batches = plan_batches([len(r) for r in encoded], manifest.identity["batch_tokens"])
     with ShardWriter(paths.shard(shard), plan.layout) as writer:
-        for number, batch in enumerate(batches):
+        for batch in batches:
             rows = [encoded[i] for i in batch]
-            proving = manifest.logits == "head" and number == 0
-            features = _run(rows, manifest, target, conversations, with_head=proving)
-            if proving:
-                head_error = prove_head(target, features)
             before = writer.bytes_written
-            for row, tensors in _split(rows, features, manifest):
-                position = row.sample - samples.start
-                index[row.sample] = _write(writer, row, position, tensors)
+            for inputs in batch_inputs(rows, conversations, target, fake_image=plan.fake_image):
+                proving = manifest.logits == "head" and head_error is None
+                features = _run(inputs, manifest, target, with_head=proving)
+                if proving:
+                    head_error = prove_head(target, features)
+                for row, tensors in _split(inputs.rows, features, manifest):
+                    position = row.sample - samples.start
+                    index[row.sample] = entry = _write(writer, row, position, tensors)
+                    if entry.status == SKIPPED:
+                        on_bad_row = plan.options.on_bad_row
+                        stop_if_asked(on_bad_row, conversations, row.sample, entry.reason)
             report(Step(len(rows), sum(len(r) for r in rows), writer.bytes_written - before))
         writer.commit()
     write_index(paths.index(shard), [index[s] for s in samples], {"head_error": head_error})
 
 
-def _run(
-    rows: list[EncodedRow],
-    manifest: Manifest,
-    target: Target,
-    conversations: ConversationFile,
-    *,
-    with_head: bool,
-) -> Features:
-    inputs = encode([conversations.conversation(r.sample) for r in rows], target.processor)
-    inputs.pop("loss_mask")
-    lengths = [len(r) for r in rows]
-    for i, row in enumerate(rows):
-        # The same row alone and in its batch must be the same tokens, or its masks are not its own.
-        assert torch.equal(inputs["input_ids"][i, : len(row)], row.input_ids), row.sample
+def _run(inputs: BatchInputs, manifest: Manifest, target: Target, *, with_head: bool) -> Features:
     return capture_features(
         target,
-        inputs,
-        lengths,
+        inputs.tensors,
+        [len(row) for row in inputs.rows],
         layers=manifest.layers,
         dtype=torch_dtype(FLOAT_CODES[manifest.dtype]),
         with_logits=with_head or manifest.logits != "head",

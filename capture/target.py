@@ -1,8 +1,8 @@
-"""The frozen target: a Hugging Face vision-language model with its processor."""
+"""The frozen target: a Hugging Face model with its processor or, text only, its tokenizer."""
 
 import hashlib
 import json
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dspark.capture.backbone import find_backbone, image_token_id, video_token_id
-from dspark.capture.conversation_file import sampled_digest
+from dspark.capture.backbone import check_decoder_only, decoder_layers, find_backbone, find_head
+from dspark.capture.file_digest import sampled_digest
+from dspark.capture.load_errors import why_not_loadable
 from dspark.capture.settings import TargetOptions
+from dspark.capture.special_tokens import eos_token_ids, image_token_id, video_token_id
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import TargetFacts
 
@@ -40,10 +42,10 @@ class Target:
         id: folder or Hugging Face id.
         revision: commit of the Hugging Face repository, or an empty string for a folder.
         fingerprint: of the weights.
-        model: in eval mode on ``device``.
-        processor: of the model.
+        model: in eval mode.
+        processor: of the model; the tokenizer itself for a text-only target.
         backbone: the language backbone.
-        device: where the model lies.
+        device: where the model's inputs go.
     """
 
     id: str
@@ -55,8 +57,17 @@ class Target:
     device: torch.device
 
     @property
+    def takes_pictures(self) -> bool:
+        """Whether its processor renders pictures; a text-only target has only a tokenizer."""
+        return self.tokenizer is not self.processor
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
     def num_layers(self) -> int:
-        return len(self.backbone.layers)
+        return len(decoder_layers(self.backbone))
 
     @property
     def text_config(self) -> Any:
@@ -65,32 +76,44 @@ class Target:
 
     @property
     def image_token_id(self) -> int | None:
-        return image_token_id(self.model.config)
+        """Placeholder of a picture position; None in a text-only target."""
+        return image_token_id(self.model.config, self.processor) if self.takes_pictures else None
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The input embedding of text."""
+        embedding: nn.Module = self.model.get_input_embeddings()
+        return embedding
 
     @property
     def head(self) -> nn.Module | None:
-        """The language-model head, or None where the model names none."""
-        head: nn.Module | None = self.model.get_output_embeddings()
-        return head
+        """The language-model head, or None where the model has no module for it."""
+        return find_head(self.model)
 
     def config_hash(self) -> str:
         """sha256 of the model's config, 16 hex digits."""
         return _hash(_stable(self.model.config.to_dict()))
 
     def processor_hash(self) -> str:
-        """sha256 of the processor's settings and vocabulary, 16 hex digits."""
-        settings = _stable(self.processor.to_dict())
-        return _hash([settings, sorted(self.processor.tokenizer.get_vocab().items())])
+        """sha256 of the processor's settings and of the whole tokenizer, 16 hex digits."""
+        settings = _stable(self.processor.to_dict()) if self.takes_pictures else {}
+        return _hash([settings, _tokenizer_state(self.tokenizer)])
 
     def chat_template_hash(self) -> str:
         """sha256 of the chat template, 16 hex digits."""
         return _hash(self.processor.chat_template)
 
-    def facts(self, hidden_size: int, vocab_size: int) -> TargetFacts:
-        """What the manifest says of the target, its widths H and V being as observed."""
+    def facts(self, hidden_size: int, vocab_size: int, observed: dict[str, Any]) -> TargetFacts:
+        """What the manifest says of the target.
+
+        Args:
+            hidden_size: H, as observed.
+            vocab_size: V, as observed.
+            observed: what the first forward pass showed.
+        """
         config = self.model.config
         text = self.text_config
-        tokenizer = self.processor.tokenizer
+        pictures = self.takes_pictures
         return TargetFacts(
             id=self.id,
             revision=self.revision,
@@ -102,14 +125,15 @@ class Target:
             vocab_size=vocab_size,
             embedding_rows=self.model.get_input_embeddings().weight.shape[0],
             image_token_id=self.image_token_id,
-            video_token_id=video_token_id(config),
-            eos_token_ids=_eos_ids(self.model, tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
+            video_token_id=video_token_id(config, self.processor) if pictures else None,
+            eos_token_ids=eos_token_ids(self.model, self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id,
             text={
                 **{k: getattr(text, k) for k in _TEXT_KEYS if hasattr(text, k)},
                 "rope_parameters": getattr(text, "rope_parameters", None),
-                "tokenizer_size": len(tokenizer),
+                "tokenizer_size": len(self.tokenizer),
             },
+            observed=observed,
         )
 
 
@@ -124,66 +148,142 @@ def load_target(name: str, device: torch.device, options: TargetOptions | None =
     Raises:
         InputError: not found, not loadable, or not a model that can be captured.
     """
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoConfig, AutoProcessor
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    if os.path.sep in name and not Path(name).is_dir() and not _looks_like_hub_id(name):
+    options = options or TargetOptions()
+    is_folder = Path(name).is_dir()
+    if not is_folder and not _looks_like_hub_id(name):
         raise InputError(f"--target {name}: no such folder")
-    try:
-        processor = AutoProcessor.from_pretrained(name)
-    except (OSError, ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--target {name}: {_why_no_processor(error)}") from None
-    if not hasattr(processor, "tokenizer"):
-        raise InputError(f"--target {name}: it has no processor for pictures and text")
-    if not isinstance(processor.chat_template, str):
-        raise InputError(f"--target {name}: its processor has no chat template")
-    if "generation" not in processor.chat_template:
+    if is_folder and options.revision is not None:
         raise InputError(
-            f"--target {name}: its chat template does not mark what the assistant writes; put "
-            "{% generation %} … {% endgeneration %} around the assistant's text and end token in "
-            "its chat_template.jinja"
+            f"--revision {options.revision}: --target {name} is a folder, which has no revisions; "
+            "leave --revision out"
         )
+    source: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if options.revision is not None:
+        source["revision"] = options.revision
+
+    config = _load(name, "config", AutoConfig.from_pretrained, **source)
+    auto_model = _auto_model(name, config)
     try:
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype="auto")
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise InputError(
-            f"--target {name}: the model cannot be loaded ({_first_line(error)})"
-        ) from None
-    model = model.to(device).eval().requires_grad_(False)
+        check_decoder_only(config)
+    except InputError as error:
+        raise InputError(f"--target {name}: {error}") from None
+    processor = _load(name, "processor", AutoProcessor.from_pretrained, **source)
+    _check_processor(name, processor, config)
+    _set_chat_template(name, processor, options.chat_template)
+
+    how: dict[str, Any] = {"dtype": "auto"}
+    if options.attn_implementation is not None:
+        how["attn_implementation"] = options.attn_implementation
+    if options.device_map is not None:
+        how["device_map"] = "cpu" if device.type == "cpu" else options.device_map
+    model = _load(name, "model", auto_model.from_pretrained, **source, **how)
+    if options.device_map is None:
+        model = model.to(device)
+    model.eval().requires_grad_(False)
+    try:
+        backbone = find_backbone(model)
+    except InputError as error:
+        raise InputError(f"--target {name}: {error}") from None
     return Target(
         id=name,
         revision=getattr(model.config, "_commit_hash", None) or "",
-        fingerprint=_weights_fingerprint(Path(name)) if Path(name).is_dir() else "",
+        fingerprint=_weights_fingerprint(Path(name)) if is_folder else "",
         model=model,
         processor=processor,
-        backbone=find_backbone(model),
-        device=device,
+        backbone=backbone,
+        device=input_device(model),
     )
 
 
-def _looks_like_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+def _load(name: str, part: str, loader: Callable[..., Any], **how: Any) -> Any:
+    try:
+        return loader(name, **how)
+    except Exception as error:  # what loaders and the code of repositories raise has no bound
+        raise InputError(f"--target {name}: {why_not_loadable(part, error)}") from None
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+def _auto_model(name: str, config: Any) -> Any:
+    """The class of transformers that builds this model with its language-model head."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    own_code = getattr(config, "auto_map", None) or {}
+    for auto, known in (
+        (AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
+        (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
+    ):
+        if type(config) in known or auto.__name__ in own_code:
+            return auto
+    raise InputError(
+        f"--target {name}: transformers builds no image-text-to-text and no causal language model "
+        f"of model type {config.model_type!r}"
+    )
 
 
-def _why_no_processor(error: Exception) -> str:
-    text = str(error)
-    if "torchvision" in text.lower() or "video processor" in text.lower():
-        return (
-            "its processor needs torchvision; install the build that fits this torch, e.g. "
-            "'pip install torchvision'"
+def _check_processor(name: str, processor: Any, config: Any) -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    if isinstance(processor, PreTrainedTokenizerBase):
+        if getattr(config, "vision_config", None) is not None:
+            raise InputError(
+                f"--target {name}: it reads pictures, but brings only a tokenizer; put its "
+                "processor's files (preprocessor_config.json, processor_config.json) beside it"
+            )
+    elif not hasattr(processor, "tokenizer"):
+        raise InputError(f"--target {name}: its processor has no tokenizer; put one beside it")
+
+
+def _set_chat_template(name: str, processor: Any, file: Path | None) -> None:
+    """Make ``processor.chat_template`` the one text that is used, of several or of none."""
+    template = processor.chat_template or getattr(
+        getattr(processor, "tokenizer", None), "chat_template", None
+    )
+    if file is not None:
+        try:
+            template = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"--chat-template {file}: not readable as text ({error})") from None
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not isinstance(template, str):
+        raise InputError(
+            f"--target {name}: it has no chat template; give one with --chat-template FILE"
         )
-    return f"its processor cannot be loaded ({_first_line(error)})"
+    processor.chat_template = template
+
+
+def input_device(model: Any) -> torch.device:
+    """The embedding's device, also when accelerate keeps its weights elsewhere between calls."""
+    embedding = model.get_input_embeddings()
+    runs_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    return torch.device(embedding.weight.device if runs_on is None else runs_on)
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
 
 
 def _weights_fingerprint(folder: Path) -> str:
     files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES)
     return _hash([[p.name, sampled_digest(p)] for p in files])
+
+
+def _tokenizer_state(tokenizer: Any) -> Any:
+    """All that makes ids of a text; how it pads and cuts is not part of it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sorted(tokenizer.get_vocab().items())
+    state = json.loads(backend.to_str())
+    return {k: v for k, v in state.items() if k not in ("padding", "truncation")}
 
 
 def _stable(config: dict[str, Any]) -> dict[str, Any]:
@@ -195,10 +295,3 @@ def _stable(config: dict[str, Any]) -> dict[str, Any]:
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every id that ends a turn, by the generation config or the tokenizer."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return sorted({int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None})

@@ -3,8 +3,10 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,8 +23,8 @@ def write_target_files(root: Path, target: Target) -> None:
 
     ``head.safetensors`` holds ``embed_tokens.weight`` ``[rows, H]`` as the embedding module returns
     it (scaling included), ``lm_head.weight`` ``[V, H]``, ``lm_head.bias`` where there is one, and
-    ``norm.weight`` ``[H]`` where the backbone has a final norm of that kind; in the target's own
-    number type.
+    ``norm.weight`` (and ``norm.bias``) ``[H]`` where the backbone has a final norm of that kind; in
+    the target's own number type.
     """
     final = target_dir(root)
     tmp = tmp_path(final)
@@ -30,7 +32,7 @@ def write_target_files(root: Path, target: Target) -> None:
     tmp.mkdir(parents=True)
     target.model.config.save_pretrained(tmp)
     target.processor.save_pretrained(tmp)
-    save_file(_head_tensors(target), tmp / head_path(root).name)
+    save_file(head_tensors(target), tmp / head_path(root).name)
     for path in tmp.iterdir():
         os.chmod(path, 0o644)
         with open(path, "rb") as f:
@@ -41,18 +43,20 @@ def write_target_files(root: Path, target: Target) -> None:
 
 
 @torch.inference_mode()
-def _head_tensors(target: Target) -> dict[str, Tensor]:
-    embedding = target.model.get_input_embeddings()
-    rows = embedding.weight.shape[0]
-    ids = torch.arange(rows, device=embedding.weight.device)
-    tensors = {"embed_tokens.weight": torch.cat([embedding(i) for i in ids.split(_EMBED_CHUNK)])}
-    if target.head is not None:
-        tensors["lm_head.weight"] = target.head.weight  # type: ignore[assignment]
-        bias = getattr(target.head, "bias", None)
-        if bias is not None:
-            tensors["lm_head.bias"] = bias
+def head_tensors(target: Target) -> dict[str, Tensor]:
+    embedding: Any = target.embedding
+    ids = torch.arange(embedding.weight.shape[0], device=target.device)
+    tensors = {
+        "embed_tokens.weight": torch.cat([embedding(i).cpu() for i in ids.split(_EMBED_CHUNK)])
+    }
     norms = (getattr(target.backbone, name, None) for name in _FINAL_NORM_NAMES)
     norm = next((n for n in norms if isinstance(getattr(n, "weight", None), Tensor)), None)
-    if norm is not None:
-        tensors["norm.weight"] = norm.weight
-    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    for name, module in (("lm_head", target.head), ("norm", norm)):
+        if module is None:
+            continue
+        with align_module_device(module):  # accelerate may keep weights elsewhere between calls
+            for key in ("weight", "bias"):
+                value = getattr(module, key, None)
+                if isinstance(value, Tensor):
+                    tensors[f"{name}.{key}"] = value.detach().to("cpu", copy=True)
+    return {k: v.contiguous() for k, v in tensors.items()}

@@ -10,3 +10,10 @@ class InputError(Exception):
 
 class IncompatibleCacheError(InputError):
     """A cache that cannot be used as asked: unfinished, another identity, or a field is missing."""
+
+
+class TooManySkippedError(Exception):
+    """A capture that is finished but skipped more rows than it was allowed to.
+
+    The message names the limit and lists the reasons. The command line exits with 1.
+    """

@@ -38,6 +38,8 @@ class TargetFacts:
         eos_token_ids: ids that end a turn.
         pad_token_id: id used for padding.
         text: dimensions of the language backbone (heads, intermediate size, norm epsilon, rope).
+        observed: what the first forward pass showed of how features come about
+            (see ``docs/cache-format.md``).
     """
 
     id: str
@@ -54,6 +56,7 @@ class TargetFacts:
     eos_token_ids: list[int]
     pad_token_id: int | None
     text: dict[str, Any]
+    observed: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

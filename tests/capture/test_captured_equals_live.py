@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 import dspark
 from dspark.bundled import TARGET, TRAIN_DATA
 from dspark.capture.batching import plan_batches
-from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.conversations import Conversations, open_conversations
 
 LAYERS = (-1, 0, 1, 2)
 BATCH_TOKENS = 700
@@ -38,7 +38,7 @@ class LayerInputs:
 
 @torch.inference_mode()
 def live_rows(
-    target: Path, conversations: ConversationFile, samples: range, dtype: torch.dtype
+    target: Path, conversations: Conversations, samples: range, dtype: torch.dtype
 ) -> dict[int, dict[str, Tensor]]:
     """The same batches as the capture's, through ``output_hidden_states=True``."""
     model = AutoModelForImageTextToText.from_pretrained(target, dtype="auto").eval()
@@ -49,7 +49,7 @@ def live_rows(
 
     def render(rows: list[int]) -> dict[str, Tensor]:
         return processor.apply_chat_template(
-            [conversations.conversation(i) for i in rows],
+            [conversations.read(i).messages for i in rows],
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
@@ -117,7 +117,7 @@ def test_tiny_targets(
     cache = dspark.open_cache(tmp_path / "cache")
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for samples in (range(0, 7), range(7, 14)):
-        live = live_rows(target, ConversationFile(data), samples, torch_dtype)
+        live = live_rows(target, open_conversations(data), samples, torch_dtype)
         check(cache, live, deepstack=family == "qwen3_vl")
 
 
@@ -127,7 +127,7 @@ def test_deepstack_layers_differ_from_the_layer_outputs(
     """The point of storing what the next layer receives: at picture positions they differ."""
     target = tiny_target("qwen3_vl")
     data = write_rows(tmp_path / "data.parquet", mixed_rows(3))
-    live = live_rows(target, ConversationFile(data), range(3), torch.float32)
+    live = live_rows(target, open_conversations(data), range(3), torch.float32)
     picture = live[1]["input_ids"] == IMAGE
     assert not torch.equal(live[1]["next.0"][picture], live[1]["hf.0"][picture])
     assert torch.equal(live[1]["next.0"][~picture], live[1]["hf.0"][~picture])
@@ -144,7 +144,7 @@ def test_bundled_target(tmp_path: Path) -> None:
         batch_tokens=BATCH_TOKENS,
     )
     cache = dspark.open_cache(tmp_path / "cache")
-    conversations = ConversationFile(TRAIN_DATA)
+    conversations = open_conversations(TRAIN_DATA)
     for samples in (range(0, 12), range(12, 24)):
         check(cache, live_rows(TARGET, conversations, samples, torch.float32), deepstack=False)
 
@@ -161,10 +161,10 @@ def test_position_ids_are_the_targets_own(
         cache = dspark.open_cache(out)
         model = AutoModelForImageTextToText.from_pretrained(target)
         processor = AutoProcessor.from_pretrained(target)
-        conversations = ConversationFile(data)
+        conversations = open_conversations(data)
         for sample in range(9):
             inputs = processor.apply_chat_template(
-                [conversations.conversation(sample)],
+                [conversations.read(sample).messages],
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",

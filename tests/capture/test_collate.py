@@ -68,20 +68,19 @@ def test_text_and_picture_by_hand() -> None:
     expected = [0] * user + supervised(ids("Ok"))
     assert batch["loss_mask"][0].tolist() == expected + [0] * (T - len(first))
 
-    # The text-only row gets a fake picture (64 x 64: 16 tokens), which the target must not see.
+    # The text-only row gets a fake picture (64 x 64: 16 tokens), last, which no token can see.
     fake = [VISION_START, *[IMAGE] * 16, VISION_END]
     second = [
-        *rendered("user", [*fake, *ids("Hi")]),
+        *rendered("user", ids("Hi")),
         *rendered("assistant", ids("No")),
         *rendered("user", ids("x")),
         *rendered("assistant", ids("y")),
     ]
-    assert batch["input_ids"][1].tolist() == second + [ENDOFTEXT] * (T - len(second))
-    head = 1 + len(ids("user\n"))
-    attention = [1] * head + [0] * len(fake) + [1] * (len(second) - head - len(fake))
-    assert batch["attention_mask"][1].tolist() == attention + [0] * (T - len(second))
+    padding = T - len(second) - len(fake)
+    assert batch["input_ids"][1].tolist() == second + fake + [ENDOFTEXT] * padding
+    assert batch["attention_mask"][1].tolist() == [1] * len(second) + [0] * (T - len(second))
     mask = [
-        *[0] * len(rendered("user", [*fake, *ids("Hi")])),
+        *[0] * len(rendered("user", ids("Hi"))),
         *supervised(ids("No")),
         *[0] * len(rendered("user", ids("x"))),
         *supervised(ids("y")),
@@ -100,6 +99,7 @@ def test_every_processor_key_is_kept() -> None:
             [example["conversation"]], tokenize=True, return_dict=True, return_tensors="pt"
         )
     )
+    assert "image_grid_thw" in keys
     assert set(dspark_vlm_collate_fn([example], processor, 64)) == keys | {"loss_mask"}
 
 

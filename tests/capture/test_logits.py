@@ -11,11 +11,10 @@ from conversation_data import mixed_rows, write_rows
 from safetensors.torch import load_file
 
 import dspark
-from dspark.capture.collate import encode
 from dspark.capture.features import capture_features
 from dspark.capture.logits import prove_head
 from dspark.capture.logits_mode import resolve_logits
-from dspark.capture.probe import _CONVERSATION
+from dspark.capture.probe import PICTURES, probe_inputs
 from dspark.capture.target import load_target
 from dspark.schemas.errors import InputError
 
@@ -85,7 +84,7 @@ def test_a_target_that_bends_its_logits_is_refused(
     tiny_target: Callable[[str], Path], change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     target = load_target(str(tiny_target("llava")), torch.device("cpu"))
-    inputs = encode([_CONVERSATION], target.processor)
+    inputs = probe_inputs(target, PICTURES[0])
     features = capture_features(
         target,
         inputs,

@@ -11,16 +11,16 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import dspark
 from dspark.capture import HFMSDTargetModel
-from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.conversations import open_conversations
 
 
 def inputs_for(target: Path, data: Path, rows: list[int]) -> dict[str, Tensor]:
     processor = AutoProcessor.from_pretrained(target)
     processor.tokenizer.padding_side = "right"
-    conversations = ConversationFile(data)
+    conversations = open_conversations(data)
     return dict(
         processor.apply_chat_template(
-            [conversations.conversation(i) for i in rows],
+            [conversations.read(i).messages for i in rows],
             tokenize=True,
             return_dict=True,
             return_tensors="pt",

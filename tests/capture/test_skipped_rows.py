@@ -40,11 +40,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
         row(0, [user(text("Hi")), {"role": "robot", "content": [text("a")]}]),
         "unknown role: 'robot'",
     ),
-    (row(0, PICTURE), "pictures and placeholders do not match: an image part too many"),
+    (row(0, PICTURE), "pictures and placeholders do not match: 0 pictures, 1 image parts"),
     (row(0, GOOD, [noise_picture(1, (32, 32))]), "pictures and placeholders do not match: 1 pict"),
-    (broken_picture(0), "picture cannot be decoded: picture 0: "),
-    (row(0, [user({"type": "video", "text": None}), assistant("y")]), "unknown content part"),
-    (row(0, [user(text("a <|image_pad|> b")), assistant("y")]), "the processor refuses it: a text"),
+    (broken_picture(0), "picture truncated: picture 0: "),
+    (
+        row(0, [user({"type": "video", "text": None}), assistant("y")]),
+        "video or audio: messages[0]",
+    ),
+    (row(0, [user(text("a <|image_pad|> b")), assistant("y")]), "control token in a text: <|image_pad|>"),
     (
         row(0, [user(IMAGE, text("?")), assistant("y")], [noise_picture(1, (2000, 4))]),
         "the processor refuses it: ",
@@ -62,7 +65,12 @@ def test_each_kind(tiny_target: Callable[[str], Path], tmp_path: Path) -> None:
     )
     data = write_rows(tmp_path / "mixed.parquet", rows)
     report = dspark.capture(
-        3, target=target, data=str(data), out=str(tmp_path / "mixed"), batch_tokens=1
+        3,
+        target=target,
+        data=str(data),
+        out=str(tmp_path / "mixed"),
+        batch_tokens=1,
+        max_skipped=0.5,
     )
     dspark.capture(
         1, target=target, data=str(only_good), out=str(tmp_path / "good"), batch_tokens=1
@@ -112,8 +120,10 @@ def test_non_finite_features_are_skipped(
     rows = [row(0, GOOD), row(1, [user(text("Q")), assistant("Yes.")])]
     data = write_rows(tmp_path / "d.parquet", rows)
     options = {"target": str(target), "data": str(data)}
-    half = dspark.capture(1, **options, out=str(tmp_path / "c"), dtype="fp16")
+    half = dspark.capture(1, **options, out=str(tmp_path / "c"), dtype="fp16", max_skipped=0.5)
     assert half.manifest.counts.skipped == {"non-finite features": 1}
+    with pytest.raises(InputError, match=r"row 1 cannot be captured \(non-finite features\)"):
+        dspark.capture(1, **options, out=str(tmp_path / "e"), dtype="fp16", on_bad_row="error")
     full = dspark.capture(1, **options, out=str(tmp_path / "d"), dtype="bf16")
     assert full.manifest.counts.skipped == {}
 

@@ -60,7 +60,12 @@ def wrong_columns(tmp_path: Path) -> str:
         (["--shards", "2", "--max-length", "99999"], "--max-length 99999"),
         (["--shards", "2", "--device", "cuda"], "--device cuda"),
         (["--shards", "2", "--data", "nowhere.parquet"], "nowhere.parquet: no such file"),
-        (["--shards", "2", "--data", __file__], "not a readable Parquet file"),
+        (["--shards", "2", "--data", __file__], "neither Parquet, Arrow IPC, JSON Lines nor"),
+        (["--shards", "2", "--data", "no*.json"], "no*.json: no file matches"),
+        (["--shards", "2", "--data", "tests/cli"], "tests/cli: the folder holds no conversation"),
+        (["--shards", "2", "--image-root", "nowhere"], "--image-root nowhere: no such folder"),
+        (["--shards", "2", "--max-skipped", "10"], "--max-skipped 10"),
+        (["--shards", "2", "--on-bad-row", "stop"], "--on-bad-row stop: choose skip or error"),
         (["--shards", "2", "--target", "./nowhere"], "./nowhere: no such folder"),
     ],
 )
@@ -81,6 +86,47 @@ def test_wrong_options(
     assert words in stderr
     assert len(stderr.strip().splitlines()) == 1
     assert not out.exists()
+
+
+GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "code", "words"),
+    [
+        (b"", [], 2, ["it has no rows"]),
+        (b"PAR1 and no more", [], 2, ["not a readable Parquet file"]),
+        (b"ARROW1 and no more", [], 2, ["not a readable Arrow ipc file"]),
+        (b"[{}", [], 2, ["not a readable JSON array"]),
+        (b'{"dialogue": 1}\n', [], 2, ["unknown layout; its columns are dialogue; known layouts"]),
+        (b'{"messages": []}\n{"messages"\n', [], 2, ["every row was skipped (1 x broken JSON"]),
+        (GOOD.encode() + b"oops", ["--on-bad-row", "error"], 2, ["row 1 cannot be captured"]),
+        (
+            GOOD.encode() + b"oops",
+            [],
+            1,
+            ["1 of 2 rows were skipped, more than", "  1  broken JSON line  row 1  (Expecting"],
+        ),
+        (GOOD.encode() + b"oops", ["--max-skipped", "0.5"], 0, []),
+    ],
+)
+def test_wrong_conversations(
+    content: bytes,
+    options: list[str],
+    code: int,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "d.json"
+    data.write_bytes(content)
+    args = ["capture", "--shards", "1", "--data", str(data), "--out", str(tmp_path / "c"), *options]
+    found, stderr = in_process(args, monkeypatch, capsys)
+    assert found == code, stderr
+    lines = [line for line in stderr.splitlines() if line and not line.startswith("capture:")]
+    assert len(lines) == len(words), stderr
+    assert all(word in line for word, line in zip(words, lines, strict=True)), stderr
 
 
 def test_wrong_columns(wrong_columns: str, tmp_path: Path) -> None:
@@ -110,6 +156,7 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "c"
     result = dspark("capture", "--shards", "4", "--limit", "20", "--out", str(out), "--dry-run")
     assert result.returncode == 0, result.stderr
+    assert "train.parquet: messages of {role, content}\n" in result.stdout
     assert "20 rows: 20 to capture, none skipped" in result.stdout
     assert "bytes/token" in result.stdout
     assert not out.exists()

@@ -1,0 +1,90 @@
+"""Pictures fetched from web addresses, kept for the second time a row is read."""
+
+import http.client
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from hashlib import sha256
+from pathlib import Path
+
+from dspark.capture.bad_row import BadRowError
+
+_TRIES = 3
+_KIND = "picture cannot be downloaded"
+
+
+class Downloads:
+    """Fetches http(s) addresses into a temporary folder that holds the last ones.
+
+    Args:
+        timeout: seconds that a server may be silent, and four times of which a picture may take.
+        max_bytes: largest picture.
+        keep_bytes: disk that the folder may take.
+        pause: seconds before the second try; doubled for the third.
+    """
+
+    def __init__(
+        self,
+        timeout: float = 15,
+        max_bytes: int = 64 << 20,
+        keep_bytes: int = 2 << 30,
+        pause: float = 1,
+    ) -> None:
+        self._timeout = timeout
+        self._max_bytes = max_bytes
+        self._keep_bytes = keep_bytes
+        self._pause = pause
+        self._folder = tempfile.TemporaryDirectory(prefix="dspark-pictures-")
+        self._sizes: OrderedDict[Path, int] = OrderedDict()
+
+    def fetch(self, address: str, name: str) -> bytes:
+        """The bytes of a picture.
+
+        Raises:
+            BadRowError: not there, too large, or too slow.
+        """
+        path = Path(self._folder.name) / sha256(address.encode(errors="replace")).hexdigest()
+        if path in self._sizes:
+            self._sizes.move_to_end(path)
+            return path.read_bytes()
+        data = self._fetch(address, name)
+        path.write_bytes(data)
+        self._sizes[path] = len(data)
+        while sum(self._sizes.values()) > self._keep_bytes and len(self._sizes) > 1:
+            self._sizes.popitem(last=False)[0].unlink()
+        return data
+
+    def _fetch(self, address: str, name: str) -> bytes:
+        problem = ""
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(self._pause * 2 ** (attempt - 1))
+            try:
+                return self._get(address, name)
+            except urllib.error.HTTPError as error:
+                problem = f"HTTP {error.code}"
+                if error.code != 429 and error.code < 500:
+                    break
+            except (OSError, http.client.IncompleteRead, http.client.BadStatusLine) as error:
+                problem = str(getattr(error, "reason", error)) or type(error).__name__
+            except (http.client.HTTPException, ValueError) as error:
+                problem = str(error)
+                break
+        raise BadRowError(_KIND, f"{name}: {problem}")
+
+    def _get(self, address: str, name: str) -> bytes:
+        request = urllib.request.Request(address, headers={"User-Agent": "dspark"})
+        deadline = time.monotonic() + 4 * self._timeout
+        data = bytearray()
+        with urllib.request.urlopen(request, timeout=self._timeout) as response:
+            while chunk := response.read1(1 << 20):
+                data += chunk
+                if len(data) > self._max_bytes:
+                    raise BadRowError(_KIND, f"{name}: more than {self._max_bytes:,} bytes")
+                if time.monotonic() > deadline:
+                    raise BadRowError(_KIND, f"{name}: it took too long")
+            if (length := response.headers.get("Content-Length")) and int(length) > len(data):
+                raise http.client.IncompleteRead(bytes(data[:0]), int(length) - len(data))
+        return bytes(data)
