@@ -19,8 +19,8 @@ class Message(TypedDict):
     """One turn. ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
 
     The optional keys are those that chat templates read; a key that a row does not have is absent,
-    never None. ``tool_calls`` is a list of ``{type: "function", function: {name, arguments}}``, with
-    ``arguments`` a mapping wherever the file's text is a JSON object.
+    never None. ``tool_calls`` is a list of ``{type: "function", function: {name, arguments}}``,
+    with ``arguments`` a mapping wherever the file's text is a JSON object.
     """
 
     role: str

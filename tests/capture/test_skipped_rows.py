@@ -47,7 +47,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         row(0, [user({"type": "video", "text": None}), assistant("y")]),
         "video or audio: messages[0]",
     ),
-    (row(0, [user(text("a <|image_pad|> b")), assistant("y")]), "control token in a text: <|image_pad|>"),
+    (
+        row(0, [user(text("a <|image_pad|> b")), assistant("y")]),
+        "control token in a text: <|image_pad|>",
+    ),
     (
         row(0, [user(IMAGE, text("?")), assistant("y")], [noise_picture(1, (2000, 4))]),
         "the processor refuses it: ",
