@@ -9,17 +9,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspark.capture.collate import build_dspark_vlm_dataloader as build_dspark_vlm_dataloader
-    from dspark.capture.collate import dspark_vlm_collate_fn as dspark_vlm_collate_fn
-    from dspark.capture.msd_target import HFMSDTargetModel as HFMSDTargetModel
-    from dspark.capture.msd_target import MSDTargetBatch as MSDTargetBatch
+    from dspark.capture.rendering.collate import (
+        build_dspark_vlm_dataloader as build_dspark_vlm_dataloader,
+    )
+    from dspark.capture.rendering.collate import dspark_vlm_collate_fn as dspark_vlm_collate_fn
     from dspark.capture.run import capture as capture
+    from dspark.capture.targets.msd_target import HFMSDTargetModel as HFMSDTargetModel
+    from dspark.capture.targets.msd_target import MSDTargetBatch as MSDTargetBatch
 
 _HOMES = {
-    "build_dspark_vlm_dataloader": "dspark.capture.collate",
-    "dspark_vlm_collate_fn": "dspark.capture.collate",
-    "HFMSDTargetModel": "dspark.capture.msd_target",
-    "MSDTargetBatch": "dspark.capture.msd_target",
+    "build_dspark_vlm_dataloader": "dspark.capture.rendering.collate",
+    "dspark_vlm_collate_fn": "dspark.capture.rendering.collate",
+    "HFMSDTargetModel": "dspark.capture.targets.msd_target",
+    "MSDTargetBatch": "dspark.capture.targets.msd_target",
 }
 
 __all__ = [

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from dspark.capture.conversations import open_conversations
-from dspark.capture.encoded_rows import EncodedRow, encode_row
 from dspark.capture.plan import plan_capture
+from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.skipped import SkippedKind, skipped_kinds
-from dspark.capture.target import load_target
+from dspark.capture.targets.target import load_target
 from dspark.schemas.manifest import Counts, Manifest
 
 

@@ -8,12 +8,12 @@ import torch
 import transformers
 
 from dspark.capture.conversations import Conversations
-from dspark.capture.fake_image import needs_fake_image
-from dspark.capture.logits import prove_head
-from dspark.capture.logits_mode import resolve_logits
-from dspark.capture.probe import probe_target
+from dspark.capture.rendering.fake_image import needs_fake_image
 from dspark.capture.settings import CaptureSettings, RowOptions
-from dspark.capture.target import Target
+from dspark.capture.targets.logits import prove_head
+from dspark.capture.targets.logits_mode import resolve_logits
+from dspark.capture.targets.probe import probe_target
+from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
 from dspark.schemas.fields import build_fields

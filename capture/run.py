@@ -6,15 +6,15 @@ from pathlib import Path
 
 from dspark.capture.conversations import Conversations, open_conversations
 from dspark.capture.disk_room import check_room, evenly_spaced, may_not_fit
-from dspark.capture.encoded_rows import EncodedRow, encode_row
 from dspark.capture.finish import finished_manifest, missing_shards, skipped_rows
 from dspark.capture.plan import CapturePlan, plan_capture
 from dspark.capture.progress import CaptureProgress
+from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.shard import capture_shard
 from dspark.capture.skipped import SkippedKind, skipped_kinds, skipped_table
-from dspark.capture.target import Target, load_target
-from dspark.capture.target_files import write_target_files
+from dspark.capture.targets.target import Target, load_target
+from dspark.capture.targets.target_files import write_target_files
 from dspark.schemas.errors import IncompatibleCacheError, InputError, TooManySkippedError
 from dspark.schemas.manifest import (
     Manifest,

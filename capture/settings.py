@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from dspark.bundled import TARGET, TRAIN_DATA
-from dspark.capture.logits_mode import check_logits_option
+from dspark.capture.targets.logits_mode import check_logits_option
 from dspark.schemas.dtypes import FLOAT_CODES
 from dspark.schemas.errors import InputError
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from dspark.capture.bad_row import stop_if_asked
-from dspark.capture.batch_inputs import BatchInputs, batch_inputs
 from dspark.capture.batching import plan_batches
 from dspark.capture.conversations import Conversations
-from dspark.capture.encoded_rows import EncodedRow, SkippedRow, encode_row
-from dspark.capture.features import Features, capture_features
-from dspark.capture.logits import prove_head, stored_logits
 from dspark.capture.plan import CapturePlan
+from dspark.capture.rendering.batch_inputs import BatchInputs, batch_inputs
+from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow, encode_row
 from dspark.capture.shard_writer import ShardWriter
-from dspark.capture.target import Target
+from dspark.capture.targets.features import Features, capture_features
+from dspark.capture.targets.logits import prove_head, stored_logits
+from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.index import OK, SKIPPED, IndexRow, write_index
 from dspark.schemas.manifest import Manifest

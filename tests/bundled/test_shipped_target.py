@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from dspark.bundled import HELDOUT_DATA, TARGET, TRAIN_DATA
 from dspark.bundled.recipe.conversations import draw_one
 from dspark.bundled.recipe.pictures import blank, scans
-from dspark.capture.conversation_file import ConversationFile
+from dspark.capture.conversations import open_conversations
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,11 @@ def test_conversations(path: Path, rows: int) -> None:
     assert pictures.count(2) > rows / 10
     turns = [sum(m["role"] == "assistant" for m in r["messages"]) for r in table]
     assert set(turns) == {1, 2, 3}
-    conversations = ConversationFile(path)
+    conversations = open_conversations(path)
     sizes = {
         part["image"].size
         for row in range(60)
-        for message in conversations.conversation(row)
+        for message in conversations.read(row).messages
         for part in message["content"]
         if part["type"] == "image"
     }
@@ -96,9 +96,9 @@ def test_splits_share_no_digit() -> None:
 
 
 def test_answers_are_the_targets_own(target: tuple) -> None:
-    conversations = ConversationFile(TRAIN_DATA)
+    conversations = open_conversations(TRAIN_DATA)
     for row in range(12):
-        messages = conversations.conversation(row)
+        messages = conversations.read(row).messages
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 stored = message["content"][0]["text"]

@@ -9,9 +9,9 @@ import torch
 from conversation_data import mixed_rows, write_rows
 
 import dspark
-from dspark.capture import batch_inputs
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.encode import Encoded, encode_batch
+from dspark.capture.rendering import batch_inputs
+from dspark.capture.rendering.encode import Encoded, encode_batch
 from dspark.schemas.errors import InputError
 
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import dspark
 from dspark.capture import HFMSDTargetModel, dspark_vlm_collate_fn
-from dspark.capture.encode import encode, encode_batch
-from dspark.capture.fake_image import needs_fake_image
+from dspark.capture.rendering.encode import encode, encode_batch
+from dspark.capture.rendering.fake_image import needs_fake_image
 
 FAMILIES = ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 

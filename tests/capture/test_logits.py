@@ -11,11 +11,11 @@ from conversation_data import mixed_rows, write_rows
 from safetensors.torch import load_file
 
 import dspark
-from dspark.capture.features import capture_features
-from dspark.capture.logits import prove_head
-from dspark.capture.logits_mode import resolve_logits
-from dspark.capture.probe import PICTURES, probe_inputs
-from dspark.capture.target import load_target
+from dspark.capture.targets.features import capture_features
+from dspark.capture.targets.logits import prove_head
+from dspark.capture.targets.logits_mode import resolve_logits
+from dspark.capture.targets.probe import PICTURES, probe_inputs
+from dspark.capture.targets.target import load_target
 from dspark.schemas.errors import InputError
 
 

@@ -10,11 +10,11 @@ import torch
 from conversation_data import IMAGE, assistant, noise_picture, row, text, user, write_rows
 
 import dspark
-from dspark.capture.batch_inputs import batch_inputs
 from dspark.capture.conversations import open_conversations
-from dspark.capture.encoded_rows import EncodedRow, encode_row
+from dspark.capture.rendering.batch_inputs import batch_inputs
+from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import RowOptions
-from dspark.capture.target import load_target
+from dspark.capture.targets.target import load_target
 
 T = 64
 PICTURE = noise_picture(3, (64, 64))  # 16 positions in all families here

@@ -21,12 +21,12 @@ from tiny_targets import IMAGE
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dspark.capture.backbone import find_backbone
-from dspark.capture.backbone_input import layer_input
-from dspark.capture.features import Features, capture_features
-from dspark.capture.logits import prove_head
-from dspark.capture.picture_entry import where_pictures_enter
-from dspark.capture.target import Target
+from dspark.capture.targets.backbone import find_backbone
+from dspark.capture.targets.backbone_input import layer_input
+from dspark.capture.targets.features import Features, capture_features
+from dspark.capture.targets.logits import prove_head
+from dspark.capture.targets.picture_entry import where_pictures_enter
+from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 
 CAPTURED = (-1, 0, 1, 2)

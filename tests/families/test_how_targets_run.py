@@ -14,11 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import dspark
-from dspark.capture.backbone import find_backbone, find_head
-from dspark.capture.features import Features, capture_features
-from dspark.capture.logits import prove_head
-from dspark.capture.target import Target, input_device
-from dspark.capture.target_files import head_tensors
+from dspark.capture.targets.backbone import find_backbone, find_head
+from dspark.capture.targets.features import Features, capture_features
+from dspark.capture.targets.logits import prove_head
+from dspark.capture.targets.target import Target, input_device
+from dspark.capture.targets.target_files import head_tensors
 from dspark.schemas.manifest import read_manifest
 
 CPU = torch.device("cpu")

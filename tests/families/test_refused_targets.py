@@ -15,12 +15,12 @@ from family_models import make_inputs, make_model
 from tiny_targets import chat_template, tokenizer
 
 import dspark
-from dspark.capture.backbone import find_backbone
-from dspark.capture.features import capture_features
-from dspark.capture.load_errors import why_not_loadable
 from dspark.capture.settings import TargetOptions
-from dspark.capture.special_tokens import image_token_id
-from dspark.capture.target import Target, load_target
+from dspark.capture.targets.backbone import find_backbone
+from dspark.capture.targets.features import capture_features
+from dspark.capture.targets.load_errors import why_not_loadable
+from dspark.capture.targets.special_tokens import image_token_id
+from dspark.capture.targets.target import Target, load_target
 from dspark.schemas.errors import InputError
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dspark.capture.encode import encode, encode_batch
+from dspark.capture.rendering.encode import encode, encode_batch
 
 
 def say(role: str, *parts: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from spoken import CALL, CALLING, ONE, TOOLS, mask_of, say, supervised
 from target_processors import picture_processor, text_tokenizer
 
 from dspark.capture.bad_row import BadRowError, kind_of
-from dspark.capture.encode import encode
+from dspark.capture.rendering.encode import encode
 
 PICTURE = noise_picture(0, (32, 32))
 

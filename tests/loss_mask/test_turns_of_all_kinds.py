@@ -8,7 +8,7 @@ from spoken import CALL, CALLING, ONE, SYSTEM, THREE, TOOLS, mask_of, masked, sa
 from target_processors import picture_processor, text_tokenizer
 
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.encode import encode
+from dspark.capture.rendering.encode import encode
 
 THOUGHT = [
     say("user", "One?"),

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from dspark.capture.backbone_input import FROM_ARGUMENT
-from dspark.capture.features import Features
-from dspark.capture.target import Target
+from dspark.capture.targets.backbone_input import FROM_ARGUMENT
+from dspark.capture.targets.features import Features
+from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 
 

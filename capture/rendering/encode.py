@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.capture.assistant_spans import Span
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.control_tokens import check_no_control_tokens
-from dspark.capture.fake_image import FAKE_IMAGE, fake_text
-from dspark.capture.loss_mask import derive_loss_mask
-from dspark.capture.render import Renderer, Tools, first_line, pictures_of, renderer_of
+from dspark.capture.rendering.assistant_spans import Span
+from dspark.capture.rendering.control_tokens import check_no_control_tokens
+from dspark.capture.rendering.fake_image import FAKE_IMAGE, fake_text
+from dspark.capture.rendering.loss_mask import derive_loss_mask
+from dspark.capture.rendering.render import Renderer, Tools, first_line, pictures_of, renderer_of
 from dspark.schemas.conversations import Conversation
 
 _OFFSETS = {"return_offsets_mapping": True, "return_text_replacement_offsets": True}

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.capture.assistant_spans import Span
 from dspark.capture.bad_row import BadRowError
+from dspark.capture.rendering.assistant_spans import Span
 
 _NOWHERE = (0, 0)
 _PICTURE = (-1, -1)

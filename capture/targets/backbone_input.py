@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dspark.capture.backbone import decoder_layers
+from dspark.capture.targets.backbone import decoder_layers
 from dspark.schemas.errors import InputError
 
 # Arguments that every backbone may have; any other tensor is a side input.

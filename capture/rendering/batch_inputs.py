@@ -8,12 +8,12 @@ import torch
 
 from dspark.capture.bad_row import BadRowError
 from dspark.capture.conversations import Conversations
-from dspark.capture.encode import Encoded, encode_batch
-from dspark.capture.encoded_rows import EncodedRow
-from dspark.capture.fake_image import fakes_last
-from dspark.capture.render import pictures_of
-from dspark.capture.target import Target
-from dspark.capture.truncate import keep_tokens
+from dspark.capture.rendering.encode import Encoded, encode_batch
+from dspark.capture.rendering.encoded_rows import EncodedRow
+from dspark.capture.rendering.fake_image import fakes_last
+from dspark.capture.rendering.render import pictures_of
+from dspark.capture.rendering.truncate import keep_tokens
+from dspark.capture.targets.target import Target
 from dspark.schemas.conversations import ConversationRow
 from dspark.schemas.errors import InputError
 

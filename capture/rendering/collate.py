@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.encode import encode_batch
+from dspark.capture.rendering.encode import encode_batch
 from dspark.schemas.conversations import Conversation
 
 
@@ -22,7 +22,7 @@ def dspark_vlm_collate_fn(
     that all ranks of a sharded target enter the vision tower. Its tokens have ``attention_mask`` 0
     and stand after the whole conversation, where no real token can see them. ``HFMSDTargetModel``
     runs such a batch as it is; a bare model with multi-axis rotary positions (Qwen-VL and others)
-    needs ``position_ids`` beside it, as ``dspark.capture.fake_positions`` computes them.
+    needs ``position_ids`` beside it, as ``dspark.capture.rendering.fake_positions`` computes them.
 
     Args:
         examples: B entries ``{"conversation": [...]}``.

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dspark.capture.backbone import find_backbone, find_head
-from dspark.capture.backbone_input import BackboneInput
-from dspark.capture.fake_positions import position_ids
-from dspark.capture.special_tokens import image_token_id
+from dspark.capture.rendering.fake_positions import position_ids
+from dspark.capture.targets.backbone import find_backbone, find_head
+from dspark.capture.targets.backbone_input import BackboneInput
+from dspark.capture.targets.special_tokens import image_token_id
 from dspark.schemas.shift import shift_left
 
 

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.render import PROBE, THINK_CLOSE, THINK_OPEN, Renderer, Tools, texts_of
+from dspark.capture.rendering.render import (
+    PROBE,
+    THINK_CLOSE,
+    THINK_OPEN,
+    Renderer,
+    Tools,
+    texts_of,
+)
 from dspark.schemas.conversations import Conversation, Message
 
 Span = tuple[int, int]

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.capture.assistant_spans import Span, Written, find_written
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.render import Renderer, Tools
-from dspark.capture.token_origins import (
+from dspark.capture.rendering.assistant_spans import Span, Written, find_written
+from dspark.capture.rendering.render import Renderer, Tools
+from dspark.capture.rendering.token_origins import (
     TokenOrigins,
     align,
     decode,

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.render import Renderer, renderer_of
+from dspark.capture.rendering.render import Renderer, renderer_of
 from dspark.schemas.errors import InputError
 
 FAKE_IMAGE = Image.new("RGB", (64, 64), (128, 128, 128))

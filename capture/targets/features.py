@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dspark.capture.backbone import decoder_layers
-from dspark.capture.backbone_input import BackboneInput, layer_input
-from dspark.capture.streams import gather_rows
-from dspark.capture.target import Target
+from dspark.capture.targets.backbone import decoder_layers
+from dspark.capture.targets.backbone_input import BackboneInput, layer_input
+from dspark.capture.targets.streams import gather_rows
+from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 from dspark.schemas.layers import hidden_state_key
 

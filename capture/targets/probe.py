@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dspark.capture.encode import encode
-from dspark.capture.features import Features, capture_features
-from dspark.capture.picture_entry import embedded_otherwise, where_pictures_enter
-from dspark.capture.target import Target
+from dspark.capture.rendering.encode import encode
+from dspark.capture.targets.features import Features, capture_features
+from dspark.capture.targets.picture_entry import embedded_otherwise, where_pictures_enter
+from dspark.capture.targets.target import Target
 from dspark.schemas.conversations import Conversation
 from dspark.schemas.errors import InputError
 

@@ -10,7 +10,7 @@ from accelerate.utils import align_module_device
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dspark.capture.target import Target
+from dspark.capture.targets.target import Target
 from dspark.schemas.durable import fsync_dir, tmp_path
 from dspark.schemas.paths import head_path, target_dir
 

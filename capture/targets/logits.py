@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from accelerate.utils import align_module_device
 from torch import Tensor
 
-from dspark.capture.features import Features
-from dspark.capture.target import Target
+from dspark.capture.targets.features import Features
+from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 
 # The head is applied to the same rows in the same type both times, so an honest head differs by

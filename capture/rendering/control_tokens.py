@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dspark.capture.bad_row import BadRowError
-from dspark.capture.render import Renderer, Tools, texts_of
+from dspark.capture.rendering.render import Renderer, Tools, texts_of
 from dspark.schemas.conversations import Conversation
 
 # Tags of reasoning are special tokens for some tokenizers, and the assistant does write them.

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from dspark.capture.bad_row import BadRowError, stop_if_asked
 from dspark.capture.conversations import Conversations
-from dspark.capture.encode import encode_batch
+from dspark.capture.rendering.encode import encode_batch
+from dspark.capture.rendering.truncate import TOO_LONG, kept_length
 from dspark.capture.settings import RowOptions
-from dspark.capture.target import Target
-from dspark.capture.truncate import TOO_LONG, kept_length
+from dspark.capture.targets.target import Target
 
 
 @dataclass(frozen=True)

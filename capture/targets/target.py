@@ -10,11 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from dspark.capture.backbone import check_decoder_only, decoder_layers, find_backbone, find_head
 from dspark.capture.file_digest import sampled_digest
-from dspark.capture.load_errors import why_not_loadable
 from dspark.capture.settings import TargetOptions
-from dspark.capture.special_tokens import eos_token_ids, image_token_id, video_token_id
+from dspark.capture.targets.backbone import (
+    check_decoder_only,
+    decoder_layers,
+    find_backbone,
+    find_head,
+)
+from dspark.capture.targets.load_errors import why_not_loadable
+from dspark.capture.targets.special_tokens import eos_token_ids, image_token_id, video_token_id
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import TargetFacts
 
