@@ -8,11 +8,28 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dspark.schemas.errors import InputError, TooManySkippedError
 from dspark.train_from_cache.drafts import ARCHITECTURES
 
+
+class _StoppedError(Exception):
+    """Ctrl-C in a command."""
+
+
+class _Commands(TyperGroup):
+    """The commands; typer itself would end silently at Ctrl-C."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _StoppedError from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -289,7 +306,7 @@ def _run(command: Callable[[], Any]) -> int:
     except TooManySkippedError as error:
         print(f"dspark: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (_StoppedError, KeyboardInterrupt):
         print(
             "dspark: stopped; what is committed stays, and the same command continues "
             "(train-draft: with --resume)",
@@ -302,7 +319,7 @@ def _run(command: Callable[[], Any]) -> int:
         where = f" ({error.filename})" if error.filename else ""
         print(
             f"dspark: {error.strerror}{where}; what is committed stays: make room or mend the "
-            "permissions and give the same command again",
+            "permissions and give the same command again (train-draft: with --resume)",
             file=sys.stderr,
         )
         return 1

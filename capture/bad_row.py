@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from dspark.schemas.errors import InputError
+from dspark.schemas.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from dspark.capture.conversations import Conversations
@@ -13,11 +13,11 @@ _DETAIL = 300
 class BadRowError(Exception):
     """Why a row is skipped. The index stores ``kind: detail``; the summary counts by kind.
 
-    The detail may quote the row: it is cut to 300 characters, and made storable as UTF-8.
+    The detail may quote the row: it is made one line, cut to 300 characters, and storable as UTF-8.
     """
 
     def __init__(self, kind: str, detail: str = "") -> None:
-        detail = detail[:_DETAIL].encode(errors="replace").decode()
+        detail = one_line(detail)[:_DETAIL].encode(errors="replace").decode()
         super().__init__(f"{kind}: {detail}" if detail else kind)
 
 

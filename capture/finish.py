@@ -6,17 +6,21 @@ from collections.abc import Iterator
 import pyarrow.compute as pc
 
 from dspark.capture.bad_row import kind_of
-from dspark.schemas.index import OK, read_index
+from dspark.schemas.index import OK, index_identity, read_index
 from dspark.schemas.manifest import Counts, Manifest
 from dspark.schemas.paths import CachePaths
 
 
 def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
-    """Shards without an index, or whose data is missing."""
+    """Shards without an index of this identity, or whose data is missing or cut."""
     return [
         shard
         for shard in range(manifest.num_shards)
-        if not (paths.index(shard).exists() and paths.shard(shard).exists())
+        if not (
+            index_identity(paths.index(shard)) == manifest.identity_hash
+            and paths.shard(shard).is_file()
+            and paths.shard(shard).stat().st_size == manifest.shard_bytes
+        )
     ]
 
 

@@ -50,6 +50,8 @@ def plan_capture(
     samples = min(len(conversations), settings.limit or len(conversations))
     if samples == 0:
         raise InputError(f"--data {settings.data}: it has no rows")
+    if settings.shards > samples:
+        raise InputError(f"--shards {settings.shards}: more than the {samples} rows to capture")
     rows_per_shard = -(-samples // settings.shards)
     max_length = _max_length(settings, target)
     layers = (

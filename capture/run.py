@@ -22,7 +22,7 @@ from dspark.schemas.manifest import (
     read_manifest,
     write_manifest,
 )
-from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+from dspark.schemas.paths import CachePaths, head_path, manifest_path
 
 _ESTIMATED_ROWS = 32
 
@@ -145,13 +145,14 @@ def capture(
     paths = CachePaths(root, shards)
     existing = _existing_manifest(root, plan)
     missing = missing_shards(plan.manifest, paths)
-    if existing is not None and existing.complete and not missing:
+    has_target = existing is not None and head_path(root).is_file()
+    if existing is not None and existing.complete and has_target and not missing:
         return _report(settings, existing, paths, 0, 0)
 
     _check_room(settings, plan, loaded, conversations, missing)
     for folder in (paths.shard(0).parent, paths.index(0).parent):
         _make_dir(folder)
-    if existing is None or not target_dir(root).is_dir():
+    if not has_target:
         write_target_files(root, loaded)
     write_manifest(root, plan.manifest)
     done = plan.manifest.num_samples - sum(len(plan.manifest.rows_of(s)) for s in missing)
@@ -207,6 +208,9 @@ def _check_room(
 def _check_out_is_ours(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise InputError(f"--out {root}: a file of that name exists; choose another directory")
+    above = next(p for p in (root, *root.absolute().parents) if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"--out {root}: cannot be written, because {above} cannot")
     ours = {"manifest.json", "manifest.json.tmp", "shards", "index", "target", "target.tmp"}
     if root.is_dir() and (other := {p.name for p in root.iterdir()} - ours):
         raise InputError(

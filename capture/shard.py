@@ -18,9 +18,12 @@ from dspark.capture.targets.features import Features, capture_features
 from dspark.capture.targets.logits import prove_head, stored_logits
 from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
+from dspark.schemas.errors import InputError
 from dspark.schemas.index import OK, SKIPPED, IndexRow, write_index
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths
+
+_NAMED_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -76,18 +79,37 @@ def capture_shard(
                         stop_if_asked(on_bad_row, conversations, row.sample, entry.reason)
             report(Step(len(rows), sum(len(r) for r in rows), writer.bytes_written - before))
         writer.commit()
-    write_index(paths.index(shard), [index[s] for s in samples], {"head_error": head_error})
+    facts = {"head_error": head_error, "identity": manifest.identity_hash}
+    write_index(paths.index(shard), [index[s] for s in samples], facts)
 
 
 def _run(inputs: BatchInputs, manifest: Manifest, target: Target, *, with_head: bool) -> Features:
-    return capture_features(
-        target,
-        inputs.tensors,
-        [len(row) for row in inputs.rows],
-        layers=manifest.layers,
-        dtype=torch_dtype(FLOAT_CODES[manifest.dtype]),
-        with_logits=with_head or manifest.logits != "head",
-    )
+    try:
+        return capture_features(
+            target,
+            inputs.tensors,
+            [len(row) for row in inputs.rows],
+            layers=manifest.layers,
+            dtype=torch_dtype(FLOAT_CODES[manifest.dtype]),
+            with_logits=with_head or manifest.logits != "head",
+        )
+    except InputError:
+        raise
+    except torch.OutOfMemoryError:
+        raise InputError(
+            f"--batch-tokens {manifest.identity['batch_tokens']}: a batch of that size does not "
+            "fit into the device's memory; give a smaller number and another --out, or a device "
+            "with more free memory"
+        ) from None
+    except Exception as error:  # what the code of models raises has no bound
+        numbers = sorted(row.sample for row in inputs.rows)
+        rows = ", ".join(map(str, numbers[:_NAMED_ROWS]))
+        more = ", …" if len(numbers) > _NAMED_ROWS else ""
+        first_line = (str(error).strip() or "no message").splitlines()[0]
+        raise InputError(
+            f"--target {target.id}: its forward pass fails on --data {manifest.data}, rows "
+            f"{rows}{more} ({type(error).__name__}: {first_line})"
+        ) from error
 
 
 def _split(

@@ -74,12 +74,27 @@ def write_index(path: Path, rows: Sequence[IndexRow], metadata: dict[str, Any]) 
     write_file(path, buffer.getvalue())
 
 
+def index_identity(path: Path) -> str | None:
+    """The identity hash that an index carries; None if it is missing or cannot be read."""
+    try:
+        metadata = json.loads((pq.read_schema(path).metadata or {})[_METADATA_KEY])
+        identity: str | None = metadata.get("identity")
+    except (pa.ArrowException, OSError, KeyError, ValueError, AttributeError):
+        return None
+    return identity
+
+
 def read_index(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     """The index as a table with the columns of ``SCHEMA``, and the shard's metadata.
 
     Raises:
         IncompatibleCacheError: the file is damaged or is not such an index.
     """
+    if not path.exists():
+        raise IncompatibleCacheError(
+            f"{path}: this sample index is missing, so its shard does not exist; run the capture "
+            "again, which redoes this shard alone"
+        )
     try:
         table = pq.read_table(path)
         metadata = json.loads((table.schema.metadata or {})[_METADATA_KEY])

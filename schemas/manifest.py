@@ -5,18 +5,25 @@ holds no times and no host names, so equal captures have equal manifests.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from dspark.schemas.dtypes import FLOAT_CODES, ITEMSIZE
 from dspark.schemas.durable import write_file
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.fields import Field
 from dspark.schemas.paths import manifest_path
+from dspark.schemas.shard_layout import ShardLayout
 
 FORMAT = "dspark-cache"
 VERSION = 1
+_LARGEST = 2**40
+_REDO = "delete it and run the capture again, which keeps the committed shards of the same settings"
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,11 @@ class Manifest:
     counts: Counts = field(default_factory=Counts)
     complete: bool = False
 
+    @property
+    def identity_hash(self) -> str:
+        """Of the identity, 16 hex digits; every index carries it."""
+        return xxhash.xxh3_64_hexdigest(json.dumps(self.identity, sort_keys=True).encode())
+
     def field(self, name: str) -> Field | None:
         """The stored field of that name, or None."""
         return next((f for f in self.fields if f.name == name), None)
@@ -174,6 +186,8 @@ def read_manifest(root: Path) -> Manifest:
         IncompatibleCacheError: there is none, or it is damaged or of another version.
     """
     path = manifest_path(root)
+    if root.is_file():
+        raise IncompatibleCacheError(f"{root} is a file; a cache is the directory around it")
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -182,7 +196,7 @@ def read_manifest(root: Path) -> Manifest:
             f"'dspark capture --shards N --out {root}'"
         ) from None
     except (OSError, ValueError) as error:
-        raise IncompatibleCacheError(f"{path}: not readable as JSON ({error})") from None
+        raise IncompatibleCacheError(f"{path}: not readable as JSON ({error}); {_REDO}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise IncompatibleCacheError(f'{path}: not a cache manifest ("format" is not {FORMAT!r})')
     if document.get("version") != VERSION:
@@ -191,11 +205,12 @@ def read_manifest(root: Path) -> Manifest:
             "install the dspark that wrote it, or capture again"
         )
     try:
-        return _from_document(document)
+        manifest = _from_document(document)
+        _check(manifest)
+        return manifest
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise IncompatibleCacheError(
-            f"{path}: damaged ({type(error).__name__}: {error}); delete it and run the capture "
-            "again, which keeps the committed shards of the same settings"
+            f"{path}: damaged ({type(error).__name__}: {error}); {_REDO}"
         ) from None
 
 
@@ -221,6 +236,49 @@ def _from_document(document: Mapping[str, Any]) -> Manifest:
         counts=Counts(**document["counts"]),
         complete=bool(document["complete"]),
     )
+
+
+def _check(manifest: Manifest) -> None:
+    """Check that the numbers of a manifest fit each other.
+
+    Raises:
+        ValueError: they do not.
+        TypeError: one is of another type.
+    """
+    m = manifest
+    sizes = {
+        "num_samples": m.num_samples,
+        "num_shards": m.num_shards,
+        "max_length": m.max_length,
+        "target.num_layers": m.target.num_layers,
+        "target.hidden_size": m.target.hidden_size,
+        "target.vocab_size": m.target.vocab_size,
+        "target.embedding_rows": m.target.embedding_rows,
+    }
+    for name, size in sizes.items():
+        if type(size) is not int or not 1 <= size < _LARGEST:
+            raise ValueError(f"{name} is {size!r}")
+    if m.rows_per_shard != -(-m.num_samples // m.num_shards):
+        raise ValueError(f"rows_per_shard is {m.rows_per_shard}")
+    if m.dtype not in FLOAT_CODES:
+        raise ValueError(f"dtype is {m.dtype!r}")
+    if not re.fullmatch(r"full|head|topk:[1-9]\d*", m.logits):
+        raise ValueError(f"logits.mode is {m.logits!r}")
+    if not isinstance(m.target.text, dict) or not isinstance(m.target.eos_token_ids, list):
+        raise TypeError("target.text or target.eos_token_ids")
+    counted = (m.counts.ok, m.counts.tokens, m.counts.image_tokens, m.counts.loss_tokens)
+    if any(type(n) is not int or n < 0 for n in (*counted, *m.counts.skipped.values())):
+        raise ValueError("counts")
+    if len({f.name for f in m.fields}) != len(m.fields) or not m.fields:
+        raise ValueError("fields")
+    for stored in m.fields:
+        dims = stored.row_shape
+        if stored.dtype not in ITEMSIZE or not dims or not all(1 <= d < _LARGEST for d in dims):
+            raise ValueError(f"field {stored.name!r}")
+        if not 0 <= stored.token_axis < len(dims) or dims[stored.token_axis] != m.max_length:
+            raise ValueError(f"field {stored.name!r}")
+    if m.shard_bytes != ShardLayout(m.fields, m.rows_per_shard).file_size:
+        raise ValueError(f"shard_bytes is {m.shard_bytes}")
 
 
 def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -143,7 +143,7 @@ def write_cache(
                 counts["tokens"] += length
                 counts["image_tokens"] += entry.image_tokens
                 counts["loss_tokens"] += entry.loss_tokens
-        write_index(paths.index(shard), index, {})
+        write_index(paths.index(shard), index, {"identity": manifest.identity_hash})
     total = Counts(**counts, skipped={"too_long": skipped} if skipped else {})
     write_manifest(root, manifest.finished(total, None))
     return root

@@ -4,7 +4,10 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from io import FileIO
+from operator import index
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +43,8 @@ class Cache:
                 f"{root}: the capture is not finished; run the same 'dspark capture' command "
                 "again, it continues with the missing shards"
             )
-        self._paths = CachePaths(root, self.manifest.num_shards)
+        # Files are opened late, perhaps from another working directory.
+        self._paths = CachePaths(root.absolute(), self.manifest.num_shards)
         self._layout = ShardLayout(self.manifest.fields, self.manifest.rows_per_shard)
         size = self.manifest.num_samples
         self.lengths = np.zeros(size, np.int32)
@@ -49,21 +53,54 @@ class Cache:
         for shard in range(self.manifest.num_shards):
             rows = self.manifest.rows_of(shard)
             path = self._paths.index(shard)
-            table, _ = read_index(path)
+            table, facts = read_index(path)
+            if facts.get("identity") != self.manifest.identity_hash:
+                raise IncompatibleCacheError(
+                    f"{path}: it belongs to a capture with other settings than the manifest's; run "
+                    "the capture again, which redoes this shard alone"
+                )
             if table["sample"].to_pylist() != list(rows):
                 raise IncompatibleCacheError(
                     f"{path}: it does not list dataset rows {rows.start} to {rows.stop - 1}; "
                     "delete this file and run the capture again, which redoes this shard alone"
                 )
             where = slice(rows.start, rows.stop)
-            self.lengths[where] = table["length"].to_numpy()
-            self.image_tokens[where] = table["image_tokens"].to_numpy()
-            self.loss_tokens[where] = table["loss_tokens"].to_numpy()
             ok = np.asarray([s == OK for s in table["status"].to_pylist()], bool)
-            for column in (self.lengths, self.image_tokens, self.loss_tokens):
-                column[where][~ok] = 0
+            limit: int | np.ndarray = self.manifest.max_length
+            for name, column in (
+                ("length", self.lengths),
+                ("image_tokens", self.image_tokens),
+                ("loss_tokens", self.loss_tokens),
+            ):
+                counts = table[name].fill_null(-1).to_numpy()
+                if ((counts < 0) | (counts > limit))[ok].any():
+                    raise IncompatibleCacheError(
+                        f"{path}: a row's {name} is beyond what fits in it; delete this file and "
+                        "run the capture again, which redoes this shard alone"
+                    )
+                column[where] = np.where(ok, counts, 0)
+                limit = self.lengths[where]
         # A file that drops out of this cache is closed once no thread reads from it any more.
         self._file = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers of a data loader open the files on their own.
+        return type(self), (self.root.absolute(),)
+
+    def __enter__(self) -> "Cache":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the shard files. The next read opens them again."""
+        self._file.cache_clear()
 
     def __len__(self) -> int:
         """M: rows of the dataset, skipped ones included."""
@@ -76,6 +113,7 @@ class Cache:
             ``[L, …]`` per field (``[3, L]`` for mRoPE positions), L being the row's length;
             empty for a skipped row.
         """
+        sample = index(sample)  # numpy's integers are narrow
         if not -len(self) <= sample < len(self):
             raise IndexError(f"sample {sample} of a cache of {len(self)}")
         sample %= len(self)
@@ -117,6 +155,7 @@ class Cache:
         Raises:
             IncompatibleCacheError: the shard file is missing or shorter than it must be.
         """
+        sample = index(sample)
         shard, row = divmod(sample, self.manifest.rows_per_shard)
         length = int(self.lengths[sample])
         data = out.view(torch.uint8).numpy().reshape(-1) if out.numel() else np.empty(0, np.uint8)
@@ -132,16 +171,20 @@ class Cache:
         try:
             file = FileIO(path)
         except OSError as error:
-            raise IncompatibleCacheError(f"{path}: {error.strerror}") from None
+            raise IncompatibleCacheError(
+                f"{path}: {error.strerror}; {self._way_out(shard)}"
+            ) from None
         size = os.fstat(file.fileno()).st_size
         header = os.pread(file.fileno(), len(self._layout.header), 0)
         if size != self._layout.file_size or header != self._layout.header:
             raise IncompatibleCacheError(
                 f"{path}: not the shard that the manifest describes ({size} bytes, "
-                f"{self._layout.file_size} expected, or another header); delete its index file "
-                f"{self._paths.index(shard)} and run the capture again"
+                f"{self._layout.file_size} expected, or another header); {self._way_out(shard)}"
             )
         return file
+
+    def _way_out(self, shard: int) -> str:
+        return f"delete its index file {self._paths.index(shard)} and run the capture again"
 
 
 def _read_fully(file: FileIO, out: np.ndarray, offset: int) -> None:

@@ -5,6 +5,9 @@ trainable parameters and the optimizer's moments.
 """
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,7 +35,8 @@ def save_state(path: Path, step: int, model: nn.Module, optimizer: torch.optim.O
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{_OPTIMIZER}.{key}.{name}"] = _stored(value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, tmp_path(path), metadata={"step": str(step)})
+    with os_errors(tmp_path(path)):
+        save_file(tensors, tmp_path(path), metadata={"step": str(step)})
     make_durable(tmp_path(path))
     publish(path)
 
@@ -66,6 +70,19 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
             "another --out"
         ) from None
     return step
+
+
+@contextmanager
+def os_errors(path: Path) -> Iterator[None]:
+    """Raise what safetensors makes of a full disk and its like as the OSError that it was."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        code = int(found[1])
+        raise OSError(code, os.strerror(code), str(path)) from None
 
 
 def make_durable(path: Path) -> None:

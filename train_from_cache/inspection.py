@@ -111,10 +111,14 @@ def inspect_sample(path: str, sample: int) -> dict[str, Any]:
 def _texts(root: Path, ids: list[int]) -> list[str]:
     from transformers import AutoTokenizer
 
+    folder = target_dir(root)
+    if not folder.is_dir():
+        raise IncompatibleCacheError(f"{folder}: missing; run the capture again, it writes it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(target_dir(root))
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises almost anything on files it cannot read
         raise IncompatibleCacheError(
-            f"{target_dir(root)}: the tokenizer cannot be loaded ({error})"
+            f"{folder}: the tokenizer cannot be loaded ({type(error).__name__}: {error}); delete "
+            "this folder and run the capture again, it writes it"
         ) from None
     return [tokenizer.decode([i]) for i in ids]

@@ -7,10 +7,13 @@ training_state/                  what --resume goes on from
 model.safetensors, config.json   the trained draft, written at the end
 """
 
+import fcntl
 import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,16 @@ from transformers.utils import logging as transformers_logging
 from dspark.schemas.durable import fsync_dir, write_file
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import identity_differences
-from dspark.train_from_cache.checkpoint import make_durable, state_path
+from dspark.train_from_cache.checkpoint import make_durable, os_errors, state_path
 
 _SETTINGS = "training.json"
 _METRICS = "metrics.jsonl"
 _MODEL = ("model.safetensors", "config.json")
 
 
-def begin(out: Path, settings: dict[str, dict[str, Any]], resume: bool) -> None:
-    """Claim a folder for a new training, or check that the one in it can go on.
+@contextmanager
+def claim(out: Path, settings: dict[str, dict[str, Any]], resume: bool) -> Iterator[None]:
+    """Have a folder for a new training, or for going on with the one in it, to oneself.
 
     Args:
         out: the folder.
@@ -37,27 +41,66 @@ def begin(out: Path, settings: dict[str, dict[str, Any]], resume: bool) -> None:
 
     Raises:
         InputError: there is a training and ``resume`` is false, or none and it is true, or it has
-            other settings.
+            other settings, or another process is at work on it.
+    """
+    if not resume:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(
+                f"--out {out}: a file lies where this folder would; choose another"
+            ) from None
+    with _lock(out):
+        if resume:
+            _check_settings(out, settings)
+        else:
+            held = [n for n in (_SETTINGS, _METRICS, *_MODEL) if (out / n).exists()]
+            if held:
+                raise InputError(
+                    f"{out} already holds a training ({held[0]}); continue it with --resume, or "
+                    "choose another --out"
+                )
+            write_file(out / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
+        yield
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, where there is one and the file system can lock."""
+    try:
+        fd = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{out}: another process is training here; wait for it, or choose another --out"
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_settings(out: Path, settings: dict[str, dict[str, Any]]) -> None:
+    """Check that the training in ``out`` has these settings.
+
+    Raises:
+        InputError: it has others, or there is none.
     """
     path = out / _SETTINGS
-    if not resume:
-        held = [n for n in (_SETTINGS, _METRICS, *_MODEL) if (out / n).exists()]
-        if held:
-            raise InputError(
-                f"{out} already holds a training ({held[0]}); continue it with --resume, or choose "
-                "another --out"
-            )
-        out.mkdir(parents=True, exist_ok=True)
-        write_file(path, (json.dumps(settings, indent=2) + "\n").encode())
-        return
     try:
         old = json.loads(path.read_bytes())
         differences = identity_differences(_flat(old), _flat(settings))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             f"--resume: {out} holds no training (no {_SETTINGS}); leave --resume out to start one"
         ) from None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not readable ({error}); choose another --out") from None
     if differences:
         raise InputError(
@@ -102,17 +145,19 @@ class MetricsLog:
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
-    """The records of a training so far; a line that a crash cut off is left out."""
+    """The records of a training so far, up to a line that is none: a crash cut it off."""
     try:
-        lines = (out / _METRICS).read_text().splitlines()
+        lines = (out / _METRICS).read_bytes().splitlines()
     except FileNotFoundError:
         return []
     records = []
     for line in lines:
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+            record["step"], record["event"]  # noqa: B018
+        except (ValueError, TypeError, KeyError):
             break
+        records.append(record)
     return records
 
 
@@ -124,13 +169,19 @@ def evaluation(out: Path, when: str) -> dict[str, Any] | None:
     return None
 
 
+def has_model(out: Path) -> bool:
+    """Whether a trained draft is in ``out``."""
+    return all((out / name).is_file() for name in _MODEL)
+
+
 def save_model(model: PreTrainedModel, out: Path) -> None:
     """Publish config and weights in ``out``."""
     beside = state_path(out).parent / "model.tmp"
     shutil.rmtree(beside, ignore_errors=True)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(beside)
+    with os_errors(beside):
+        model.save_pretrained(beside)
     if bars:
         transformers_logging.enable_progress_bar()
     for file in sorted(beside.iterdir(), reverse=True):

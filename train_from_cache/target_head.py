@@ -41,12 +41,14 @@ class TargetHead(nn.Module):
         path = head_path(root)
         try:
             tensors = {k: v.to(dtype) for k, v in load_file(path).items()}
-            return cls(
-                tensors["embed_tokens.weight"],
-                tensors["lm_head.weight"],
-                tensors.get("lm_head.bias"),
-            )
-        except (OSError, SafetensorError, KeyError) as error:
+            embeddings, weight = tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+            bias = tensors.get("lm_head.bias")
+            if embeddings.dim() != 2 or weight.shape[1:] != embeddings.shape[1:]:
+                raise ValueError(f"shapes {tuple(embeddings.shape)} and {tuple(weight.shape)}")
+            if bias is not None and bias.shape != weight.shape[:1]:
+                raise ValueError(f"a bias of shape {tuple(bias.shape)}")
+            return cls(embeddings, weight, bias)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise IncompatibleCacheError(
                 f"{path}: the target's head is missing or damaged ({error}); run the capture again"
             ) from None

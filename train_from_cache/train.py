@@ -22,7 +22,7 @@ from dspark.train_from_cache.drafts.base import Draft
 from dspark.train_from_cache.evaluate import draft_fields, evaluate
 from dspark.train_from_cache.loop import make_optimizer, run
 from dspark.train_from_cache.order import Order, training_order
-from dspark.train_from_cache.outputs import MetricsLog, begin, evaluation, save_model
+from dspark.train_from_cache.outputs import MetricsLog, claim, evaluation, has_model, save_model
 from dspark.train_from_cache.plan import Plan, check_numbers
 from dspark.train_from_cache.progress import Progress
 from dspark.train_from_cache.split import split_rows
@@ -116,45 +116,51 @@ def train_draft(
     check_numbers(
         {
             "steps": steps,
-            "epochs": epochs,
             "batch_size": batch_size,
-            "lr": lr,
             "save_every": save_every,
             "log_every": log_every,
         },
-        warmup,
+        {"epochs": epochs, "lr": lr},
+        {"warmup": warmup, "eval_fraction": eval_fraction},
+        seed,
     )
     opened = open_cache(cache)
     cls = draft_class(arch)
     config = cls.config_from_cache(opened.manifest, dict(draft_config or {}))
     draft_fields(opened, cls, config)
     train_rows, eval_rows = split_rows(ok_rows(opened), eval_fraction)
+    if not (opened.loss_tokens[train_rows] > 1).any():
+        raise InputError(
+            f"none of the {len(train_rows)} training rows of {opened.root} has two supervised "
+            "tokens, so there is nothing to learn; capture conversations with longer answers"
+        )
+    # Numbers of numpy become Python's own, which JSON knows.
     plan = Plan(
         arch=arch,
-        steps=steps or math.ceil((epochs or DEFAULT_EPOCHS) * len(train_rows) / batch_size),
-        batch_size=batch_size,
-        lr=lr,
-        warmup=warmup,
-        seed=seed,
-        eval_fraction=eval_fraction,
+        steps=int(steps or math.ceil((epochs or DEFAULT_EPOCHS) * len(train_rows) / batch_size)),
+        batch_size=int(batch_size),
+        lr=float(lr),
+        warmup=float(warmup),
+        seed=int(seed),
+        eval_fraction=float(eval_fraction),
         curriculum=curriculum,
         zero_hidden_states=zero_hidden_states,
-        save_every=save_every,
-        log_every=log_every,
+        save_every=int(save_every),
+        log_every=int(log_every),
     )
     order = training_order(opened, train_rows, plan)
     folder = Path("drafts", arch) if out is None else Path(out)
     accelerator = _accelerator(device, folder)
-    begin(folder, _settings(opened, config, plan, accelerator), resume)
-
+    # What can fail comes before the folder is claimed.
     head = TargetHead.load(opened.root)
-    draft = _new_draft(cls, config, head, seed)
-    finished = evaluation(folder, "after")
-    if finished is None:
-        _train(
-            accelerator, opened, draft, head, order, eval_rows.tolist(), plan, folder, progress
-        )  # fmt: skip
-    after = evaluation(folder, "after")
+    draft = _new_draft(cls, config, head, plan.seed)
+    with claim(folder, _settings(opened, config, plan, accelerator), resume):
+        finished = evaluation(folder, "after") is not None and has_model(folder)
+        if not finished:
+            _train(
+                accelerator, opened, draft, head, order, eval_rows.tolist(), plan, folder, progress
+            )  # fmt: skip
+        after = evaluation(folder, "after")
     assert after is not None
     return TrainResult(
         out=folder,
@@ -165,7 +171,7 @@ def train_draft(
         trainable_parameters=sum(p.numel() for p in draft.parameters() if p.requires_grad),
         before=evaluation(folder, "before"),
         after=after,
-        already_finished=finished is not None,
+        already_finished=finished,
     )
 
 

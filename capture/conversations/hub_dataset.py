@@ -1,10 +1,12 @@
 """Datasets of the Hugging Face ``datasets`` library: saved to disk, or by hub id."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from dspark.capture.conversations.records import COLUMNS, Record
 from dspark.capture.conversations.spool import record_of
+from dspark.capture.hub import offline_if_unreachable
 from dspark.schemas.errors import InputError
 
 
@@ -38,7 +40,9 @@ class HubDataset:
             ) from None
         datasets.disable_progress_bars()
         try:
-            loaded: Any = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
+            with nullcontext() if saved else offline_if_unreachable():
+                load = datasets.load_from_disk if saved else datasets.load_dataset
+                loaded: Any = load(name)
         except Exception as error:  # the library, the network and loading code raise anything
             first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
             raise InputError(

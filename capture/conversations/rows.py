@@ -128,11 +128,21 @@ def _layout(file: DataFile) -> Layout | None:
     if layout is not None:
         return layout
     if not columns:
-        raise InputError(f"--data {file.path}: none of its first {_HEAD} rows can be read")
+        raise InputError(
+            f"--data {file.path}: none of its first {_HEAD} rows can be read{_problem(file, 0)}"
+        )
     raise InputError(
         f"--data {file.path}: unknown layout; its columns are {_described(records, columns)}; "
         f"known layouts are {KNOWN}"
     )
+
+
+def _problem(file: DataFile, row: int) -> str:
+    try:
+        file.records.read(row)
+    except BadRowError as error:
+        return f" (row {row}: {error})"
+    return ""
 
 
 def _described(records: list[Record], columns: list[str]) -> str:

@@ -34,6 +34,8 @@ def why_not_loadable(part: str, error: Exception) -> str:
         return _NEEDS_TORCHVISION
     if "flash_attn" in lower or "attn_implementation" in lower or "flashattention" in lower:
         return f"its attention cannot be set up ({_first_line(text)}); see --attn-implementation"
+    if "ignore_mismatched_sizes" in lower:
+        return "its weights have other shapes than its config.json says; download it again"
     reason = _first_line(text) or type(error).__name__
     return f"its {part} cannot be loaded ({reason})"
 

@@ -51,6 +51,12 @@ def probe_target(target: Target, layers: list[int], dtype: torch.dtype) -> Probe
     inputs = probe_inputs(target, PICTURES[0])
     features = _run(target, inputs, layers, dtype)
     assert features.logits is not None
+    if not all(stored.isfinite().all() for stored in features.stored.values()):
+        raise InputError(
+            f"--target {target.id}: on one small conversation its features are not all finite "
+            f"numbers of type {str(dtype).removeprefix('torch.')}; if --dtype bf16 does not help, "
+            "its weights are damaged"
+        )
     observed: dict[str, Any] = {
         "inputs_embeds_from": features.embeds_source,
         "side_inputs": features.side_inputs,

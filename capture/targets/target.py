@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from dspark.capture.file_digest import sampled_digest
+from dspark.capture.hub import offline_if_unreachable
 from dspark.capture.settings import TargetOptions
 from dspark.capture.targets.backbone import (
     check_decoder_only,
@@ -171,22 +173,28 @@ def load_target(name: str, device: torch.device, options: TargetOptions | None =
     if options.revision is not None:
         source["revision"] = options.revision
 
-    config = _load(name, "config", AutoConfig.from_pretrained, **source)
-    auto_model = _auto_model(name, config)
-    try:
-        check_decoder_only(config)
-    except InputError as error:
-        raise InputError(f"--target {name}: {error}") from None
-    processor = _load(name, "processor", AutoProcessor.from_pretrained, **source)
-    _check_processor(name, processor, config)
-    _set_chat_template(name, processor, options.chat_template)
+    with nullcontext() if is_folder else offline_if_unreachable():
+        config = _load(name, "config", AutoConfig.from_pretrained, **source)
+        auto_model = _auto_model(name, config)
+        try:
+            check_decoder_only(config)
+        except InputError as error:
+            raise InputError(f"--target {name}: {error}") from None
+        processor = _load(name, "processor", AutoProcessor.from_pretrained, **source)
+        _check_processor(name, processor, config)
+        _set_chat_template(name, processor, options.chat_template)
 
-    how: dict[str, Any] = {"dtype": "auto"}
-    if options.attn_implementation is not None:
-        how["attn_implementation"] = options.attn_implementation
-    if options.device_map is not None:
-        how["device_map"] = "cpu" if device.type == "cpu" else options.device_map
-    model = _load(name, "model", auto_model.from_pretrained, **source, **how)
+        how: dict[str, Any] = {"dtype": "auto", "output_loading_info": True}
+        if options.attn_implementation is not None:
+            how["attn_implementation"] = options.attn_implementation
+        if options.device_map is not None:
+            how["device_map"] = "cpu" if device.type == "cpu" else options.device_map
+        model, loading = _load(name, "model", auto_model.from_pretrained, **source, **how)
+    if missing := sorted(loading["missing_keys"]):
+        raise InputError(
+            f"--target {name}: its files lack {len(missing)} of its weights ({missing[0]}, …), "
+            "which would be random numbers; download it again"
+        )
     if options.device_map is None:
         model = model.to(device)
     model.eval().requires_grad_(False)

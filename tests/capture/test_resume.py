@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,9 @@ def test_stopped_and_continued(
             break
         stops += 1
         assert process.returncode == code
+        assert process.stderr is not None
+        said = process.stderr.read().splitlines()[-1:]
+        assert how != signal.SIGINT or "dspark: stopped; what is committed stays" in said[0]
         assert committed(out) < SHARDS
         with pytest.raises(InputError, match="not finished"):
             dspark.open_cache(out)
@@ -93,6 +97,23 @@ def test_a_finished_cache_is_left_alone(inputs: tuple[Path, Path], tmp_path: Pat
     again = dspark.capture(2, **options)
     assert again.shards_written == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("*")} == before
+
+
+def test_what_is_cut_or_lost_is_made_again(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    target, data = inputs
+    out = tmp_path / "c"
+    options = {"target": str(target), "data": str(data), "out": str(out), "limit": 4}
+    dspark.capture(2, **options)
+    whole = digests(out)
+    first, second = sorted((out / "shards").iterdir())
+    os.truncate(first, 5000)
+    second.unlink()
+    (out / "target" / "head.safetensors").unlink()
+    assert dspark.capture(2, **options).shards_written == 2
+    assert digests(out) == whole
+    shutil.rmtree(out / "target")
+    assert dspark.capture(2, **options).shards_written == 0
+    assert digests(out) == whole
 
 
 @pytest.mark.parametrize(
@@ -138,3 +159,33 @@ def test_other_weights_and_other_data_are_refused(
     other = write_rows(tmp_path / "other.parquet", mixed_rows(90, seed=1))
     with pytest.raises(InputError, match="data: "):
         dspark.capture(2, target=str(target), data=str(other), **options)
+
+
+def test_a_shard_of_other_settings_is_not_taken_over(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Without a manifest to compare with, each index still says what it belongs to."""
+    target, data = inputs
+    options = {"target": str(target), "data": str(data), "limit": 4}
+    dspark.capture(2, **options, out=str(tmp_path / "c"), batch_tokens=1)
+    (tmp_path / "c" / "manifest.json").unlink()
+    report = dspark.capture(2, **options, out=str(tmp_path / "c"), batch_tokens=900)
+    assert report.shards_written == 2
+    dspark.capture(2, **options, out=str(tmp_path / "d"), batch_tokens=900)
+    assert digests(tmp_path / "c") == digests(tmp_path / "d")
+
+
+def test_an_index_of_other_settings_is_not_trained_on(
+    inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    import shutil
+
+    target, data = inputs
+    options = {"target": str(target), "data": str(data), "limit": 4}
+    for name, tokens in (("c", 1), ("d", 900)):
+        dspark.capture(2, **options, out=str(tmp_path / name), batch_tokens=tokens)
+    for folder in ("shards", "index"):
+        for path in (tmp_path / "d" / folder).glob("*00001-of*"):
+            shutil.copy(path, tmp_path / "c" / folder / path.name)
+    with pytest.raises(InputError, match="other settings than the manifest's"):
+        dspark.open_cache(tmp_path / "c")

@@ -57,6 +57,7 @@ def wrong_columns(tmp_path: Path) -> str:
         (["--shards", "2", "--logits", "some"], "--logits some"),
         (["--shards", "2", "--logits", "topk:0"], "--logits topk:0"),
         (["--shards", "2", "--logits", "topk:9999"], "512 logits"),
+        (["--shards", "9999"], "--shards 9999: more than the 1500 rows"),
         (["--shards", "2", "--max-length", "99999"], "--max-length 99999"),
         (["--shards", "2", "--device", "cuda"], "--device cuda"),
         (["--shards", "2", "--data", "nowhere.parquet"], "nowhere.parquet: no such file"),
@@ -95,6 +96,7 @@ GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
     ("content", "options", "code", "words"),
     [
         (b"", [], 2, ["it has no rows"]),
+        (b'{\n"messages": []\n}', [], 2, ["rows can be read (row 0: broken JSON line: Expecting"]),
         (b"PAR1 and no more", [], 2, ["not a readable Parquet file"]),
         (b"ARROW1 and no more", [], 2, ["not a readable Arrow ipc file"]),
         (b"[{}", [], 2, ["not a readable JSON array"]),

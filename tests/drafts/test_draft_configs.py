@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from draft_cases import manifest
 
@@ -105,12 +106,16 @@ def test_overrides_come_as_strings_or_values():
             "enable_confidence_head": "false",
             "target_layer_ids": "[-1,2]",
             "loss_gamma": "3",
-            "num_anchors": 9,
+            "num_anchors": np.int64(9),
+            "ce_weight": np.float32(0.5),
         },
     )
     assert config.block_size == 5 and config.markov_head_type == "rnn"
     assert config.enable_confidence_head is False and config.target_layer_ids == [-1, 2]
     assert config.loss_gamma == 3.0 and config.num_anchors == 9
+    assert type(config.num_anchors) is int and config.ce_weight == 0.5
+    layers = DSparkDraft.config_from_cache(manifest(), {"target_layer_ids": (-1, 2)})
+    assert layers.target_layer_ids == [-1, 2]
     assert MSDDraft.config_from_cache(manifest(), {"feature_noise": "0"}).feature_noise == 0.0
 
 
@@ -123,7 +128,7 @@ def test_overrides_come_as_strings_or_values():
         ({"block_size": "true"}, "-c block_size=true: must be a whole number"),
         ({"block_size": "five"}, "-c block_size=five: must be a whole number"),
         ({"block_size": "0"}, "-c block_size=0: must be at least 1"),
-        ({"loss_gamma": "x"}, "-c loss_gamma=x: must be a number"),
+        ({"loss_gamma": "x"}, "-c loss_gamma=x: must be a finite number"),
         ({"enable_confidence_head": "1"}, "-c enable_confidence_head=1: must be true or false"),
         ({"target_layer_ids": "[1,2.5]"}, "must be a list of whole numbers"),
         ({"target_layer_ids": "[7]"}, "8 decoder layers; name some of -1"),
@@ -131,6 +136,18 @@ def test_overrides_come_as_strings_or_values():
         ({"markov_head_type": "lstm"}, "lstm: choose from vanilla, gated, rnn"),
         ({"mask_token_id": "13"}, "vocabulary, 0 to 12"),
         ({"num_key_value_heads": "3"}, "must divide num_attention_heads=4"),
+        ({"num_key_value_heads": "0"}, "-c num_key_value_heads=0: must be at least 1"),
+        ({"num_attention_heads": "-2"}, "-c num_attention_heads=-2: must be at least 1"),
+        ({"intermediate_size": "0"}, "-c intermediate_size=0: must be at least 1"),
+        ({"max_position_embeddings": "0"}, "-c max_position_embeddings=0: must be at least 1"),
+        ({"head_dim": "0"}, "-c head_dim=0: must be at least 2"),
+        ({"head_dim": "7"}, "-c head_dim=7: must be even"),
+        ({"hidden_act": "foo"}, "-c hidden_act=foo: choose from"),
+        ({"rms_norm_eps": "0"}, "-c rms_norm_eps=0.0: must be at least"),
+        ({"rope_theta": "-1"}, "-c rope_theta=-1.0: must be at least 1"),
+        ({"loss_gamma": "NaN"}, "-c loss_gamma=NaN: must be a finite number"),
+        ({"loss_gamma": "Infinity"}, "-c loss_gamma=Infinity: must be a finite number"),
+        ({"ce_weight": "-1"}, "-c ce_weight=-1.0: must be at least 0"),
     ],
 )
 def test_a_wrong_override_is_named(entry, message):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from conversation_data import mixed_rows, write_rows
 from family_checkpoints import save_checkpoint
 from family_models import make_inputs, make_model
+from safetensors.torch import load_file, save_file
 from tiny_targets import chat_template, tokenizer
 
 import dspark
@@ -175,6 +177,65 @@ def test_a_forward_pass_that_fails(tmp_path: Path) -> None:
     config["vision_feature_layer"] = 40
     (folder / "config.json").write_text(json.dumps(config))
     assert "its forward pass fails on one small conversation" in capture_refusal(folder, tmp_path)
+
+
+def test_a_forward_pass_that_fails_on_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_checkpoint("llava_next", tmp_path / "t")
+    data = write_rows(tmp_path / "d.parquet", mixed_rows(2))
+    for raised, words in (
+        (
+            RuntimeError("shapes differ\nSee above."),
+            r"d\.parquet, rows 0, 1 \(RuntimeError: shapes differ\)",
+        ),
+        (torch.OutOfMemoryError("CUDA"), "--batch-tokens 16384: a batch of that size does not fit"),
+    ):
+
+        def fails(*_: Any, error: Exception = raised, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("dspark.capture.shard.capture_features", fails)
+        with pytest.raises(InputError, match=words):
+            dspark.capture(1, target=str(folder), data=str(data), out=str(tmp_path / "c"))
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_weights_that_are_missing_damaged_or_of_another_shape(tmp_path: Path) -> None:
+    """transformers fills what is missing with random numbers."""
+    folder = save_checkpoint("llava_next", tmp_path / "t")
+    names = list(load_file(folder / "model.safetensors"))
+    lost = next(name for name in names if "layers.1.mlp" in name)
+    table = next(name for name in names if name.endswith("embed_tokens.weight"))
+    _rewrite(folder, lambda weights: weights[table].fill_(float("nan")))
+    assert "features are not all finite numbers of type bfloat16" in capture_refusal(
+        folder, tmp_path
+    )
+    _rewrite(folder, lambda weights: weights.update({lost: weights[lost][:-1].clone()}))
+    assert "its weights have other shapes than its config.json says" in refusal(folder)
+    _rewrite(folder, lambda weights: weights.pop(lost))
+    assert "its files lack 1 of its weights (" in refusal(folder)
+
+
+def test_the_hub_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    asked = []
+
+    def unreachable() -> Any:
+        asked.append(constants.HF_HUB_OFFLINE)
+        raise ConnectionError
+
+    monkeypatch.setattr("huggingface_hub.get_session", unreachable)
+    assert "the Hub cannot be reached" in refusal("nobody/nothing")
+    assert asked == [False]
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_head_that_cannot_be_proved_names_the_alternatives(tmp_path: Path) -> None:

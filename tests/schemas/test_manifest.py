@@ -16,6 +16,7 @@ from dspark.schemas.manifest import (
     read_manifest,
     write_manifest,
 )
+from dspark.schemas.shard_layout import ShardLayout
 
 
 def make_manifest() -> Manifest:
@@ -44,7 +45,7 @@ def make_manifest() -> Manifest:
         layers=(-1, 1),
         logits="full",
         versions={"torch": "2"},
-        shard_bytes=4096,
+        shard_bytes=ShardLayout(fields, 3).file_size,
     )
 
 
@@ -77,6 +78,21 @@ def test_rows_map_to_shards_by_arithmetic() -> None:
         (lambda d: d.pop("fields"), "damaged"),
         (lambda d: d.update(num_samples="many"), "damaged"),
         (lambda d: d["target"].update(surprise=1), "damaged"),
+        (lambda d: d.update(num_samples=-3), "num_samples is -3"),
+        (lambda d: d.update(num_samples=10**15), "num_samples is"),
+        (lambda d: d.update(num_samples=999), "rows_per_shard is 3"),
+        (lambda d: d.update(num_shards=0), "num_shards is 0"),
+        (lambda d: d.update(dtype="int4"), "dtype is 'int4'"),
+        (lambda d: d["logits"].update(mode="some"), "logits.mode is 'some'"),
+        (lambda d: d.update(fields=[]), "fields"),
+        (lambda d: d["fields"][0].update(dtype="F8"), "field 'inputs_embeds'"),
+        (lambda d: d["fields"][0].update(shape=[3]), "field 'inputs_embeds'"),
+        (lambda d: d["fields"][0].update(shape=[3, 8, 0]), "field 'inputs_embeds'"),
+        (lambda d: d["fields"][0].update(token_axis=9), "field 'inputs_embeds'"),
+        (lambda d: d["counts"].update(tokens="x"), "counts"),
+        (lambda d: d["target"].update(vocab_size="x"), "vocab_size is 'x'"),
+        (lambda d: d["target"].update(eos_token_ids=None), "eos_token_ids"),
+        (lambda d: d.update(shard_bytes=1), "shard_bytes is 1"),
     ],
 )
 def test_damage_is_one_sentence(tmp_path: Path, change, words: str) -> None:  # type: ignore[no-untyped-def]

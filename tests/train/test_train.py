@@ -1,21 +1,24 @@
 """Training a draft from a cache alone."""
 
+import errno
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from synthetic_cache import write_cache
 from torch import Tensor
 
 from dspark.schemas.errors import IncompatibleCacheError, InputError
-from dspark.schemas.paths import CachePaths, target_dir
+from dspark.schemas.paths import CachePaths, head_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
-from dspark.train_from_cache import loop, train
+from dspark.train_from_cache import checkpoint, loop, train
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
 from dspark.train_from_cache.cache import ok_rows, open_cache
 from dspark.train_from_cache.drafts import draft_class
@@ -236,6 +239,12 @@ def test_resume_without_a_training_is_refused(cache: Path, tmp_path: Path) -> No
         ({"steps": 0}, "--steps 0"),
         ({"batch_size": -1}, "--batch-size -1"),
         ({"lr": float("nan")}, "--lr nan"),
+        ({"lr": 1e38}, r"--lr 1e\+38: must be at most 1"),
+        ({"lr": "3e-4"}, "--lr '3e-4': must be a number"),
+        ({"steps": 2.5}, "--steps 2.5: must be a whole number"),
+        ({"save_every": None}, "--save-every None: must be a whole number"),
+        ({"seed": None}, "--seed None: must be a whole number"),
+        ({"eval_fraction": "a"}, "--eval-fraction 'a': must be a number"),
         ({"warmup": 1.0}, "--warmup 1.0"),
         ({"epochs": 2.0}, "--steps and --epochs"),
         ({"eval_fraction": 1.0}, "--eval-fraction"),
@@ -249,6 +258,113 @@ def test_wrong_options_are_refused_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         fit(cache, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_numbers_of_numpy_are_taken(cache: Path, tmp_path: Path) -> None:
+    numbers = {"steps": np.int64(2), "seed": np.uint8(1), "lr": np.float32(1e-3)}
+    fit(cache, tmp_path / "numpy", **numbers)
+    fit(cache, tmp_path / "plain", **{k: v.item() for k, v in numbers.items()})
+    for name in ("model.safetensors", "training.json"):
+        one, other = ((tmp_path / out / name).read_bytes() for out in ("numpy", "plain"))
+        assert one == other
+
+
+def test_a_damaged_head_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache")
+    path = head_path(root)
+    good = load_file(path)
+    save_file({name: x.flatten() for name, x in good.items()}, path)
+    with pytest.raises(IncompatibleCacheError, match="head is missing or damaged"):
+        fit(root, tmp_path / "out", "dspark")
+    save_file({**good, "lm_head.bias": torch.zeros(3)}, path)
+    with pytest.raises(IncompatibleCacheError, match=r"a bias of shape \(3,\)"):
+        fit(root, tmp_path / "out")
+    path.unlink()
+    with pytest.raises(IncompatibleCacheError, match="head is missing or damaged"):
+        fit(root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_is_a_file_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(InputError, match="--out .*: a file lies where this folder would"):
+            fit(cache, out)
+
+
+def test_one_training_at_a_time_works_in_a_folder(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    real = train.evaluate
+
+    def meanwhile(*args: Any, **options: Any) -> dict[str, Any]:
+        for resume in (False, True):
+            with pytest.raises(InputError, match="another process is training here"):
+                fit(cache, out, resume=resume)
+        return real(*args, **options)
+
+    monkeypatch.setattr(train, "evaluate", meanwhile)
+    fit(cache, out)
+    monkeypatch.undo()
+    assert fit(cache, out, resume=True).already_finished
+
+
+@pytest.mark.parametrize("text", ["{", "3", "{}", '{"options": 3}'])
+def test_resume_with_damaged_settings_is_refused(cache: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "training.json").write_text(text)
+    with pytest.raises(InputError, match=r"training\.json: not readable"):
+        fit(cache, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("place", ["training_state/state.safetensors.tmp", "model.tmp"])
+def test_a_full_disk_is_an_error_of_the_system(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
+
+    if place == "model.tmp":
+        monkeypatch.setattr(draft_class("msd"), "save_pretrained", full)
+    else:
+        monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        fit(cache, tmp_path / "out")
+    assert error.value.errno == errno.ENOSPC
+    assert str(error.value.filename).endswith(place)
+
+
+@pytest.mark.parametrize("text", ["{}", "3", "[]", '{"step": 1', "\0"])
+def test_the_log_ends_before_a_line_that_is_no_record(
+    cache: Path, tmp_path: Path, text: str
+) -> None:
+    out = tmp_path / "out"
+    fit(cache, out)
+    log = out / "metrics.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:4], text, *lines[5:]]))
+    assert fit(cache, out, resume=True).steps == 12
+    assert [r["when"] for r in records(out) if r["event"] == "eval"] == ["before", "after"]
+
+
+def test_rows_without_two_supervised_tokens_are_refused(tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "cache", lengths=[1] * 40)
+    with pytest.raises(InputError, match="has two supervised tokens"):
+        fit(root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_resume_writes_a_lost_draft_again(cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = fit(cache, out)
+    model = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").unlink()
+    again = fit(cache, out, resume=True)
+    assert not again.already_finished and again.after == first.after
+    assert (out / "model.safetensors").read_bytes() == model
+    assert fit(cache, out, resume=True).already_finished
 
 
 def test_a_missing_field_is_named_before_anything_is_written(tmp_path: Path) -> None:

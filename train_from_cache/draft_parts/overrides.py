@@ -1,15 +1,18 @@
 """Config entries that the user sets, checked against what a draft offers."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from dspark.schemas.errors import InputError
 
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     str: "a word",
     list: "a list of whole numbers such as [1,9,17]",
 }
@@ -49,7 +52,7 @@ def at_least(entries: Mapping[str, Any], minimum: Mapping[str, float]) -> None:
         InputError: one is.
     """
     for key, low in minimum.items():
-        if entries[key] < low:
+        if not entries[key] >= low:
             raise InputError(f"-c {key}={entries[key]}: must be at least {low}")
 
 
@@ -70,10 +73,16 @@ def _typed(key: str, given: Any, kind: type) -> Any:
             value = json.loads(given)
         except ValueError:
             value = given
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, tuple):
+        value = list(value)
     if kind is float and type(value) is int:
         value = float(value)
     # `type(...) is`: a bool is an int to isinstance.
     fits = type(value) is kind
+    if isinstance(value, float):
+        fits = fits and math.isfinite(value)
     if isinstance(value, list):
         fits = fits and all(type(element) is int for element in value)
     if not fits:

@@ -1,9 +1,13 @@
 """A draft's dimensions, taken from the target's language backbone."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from transformers.activations import ACT2FN
 
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import Manifest
+from dspark.train_from_cache.draft_parts.overrides import at_least, one_of
 
 
 def target_dims(manifest: Manifest) -> dict[str, Any]:
@@ -31,14 +35,25 @@ def target_dims(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def check_heads(entries: dict[str, Any]) -> None:
-    """Check that query heads share key heads evenly.
+def check_dims(entries: Mapping[str, Any]) -> None:
+    """Check that a draft can be built with these dimensions.
 
     Raises:
-        InputError: they do not.
+        InputError: it cannot; the message names the entry.
     """
+    sizes = (
+        *("intermediate_size", "num_attention_heads", "num_key_value_heads"),
+        "max_position_embeddings",
+    )
+    at_least(entries, {**dict.fromkeys(sizes, 1), "head_dim": 2, "rms_norm_eps": 1e-12})
+    at_least(entries, {"rope_theta": 1})
+    one_of(entries, "hidden_act", tuple(ACT2FN))
     heads, kv_heads = entries["num_attention_heads"], entries["num_key_value_heads"]
     if heads % kv_heads:
         raise InputError(
             f"-c num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}"
+        )
+    if entries["head_dim"] % 2:
+        raise InputError(
+            f"-c head_dim={entries['head_dim']}: must be even, for rotary positions turn pairs"
         )

@@ -38,7 +38,7 @@ from dspark.train_from_cache.draft_parts.overrides import apply_overrides, at_le
 from dspark.train_from_cache.draft_parts.packed_anchors import pack_anchors
 from dspark.train_from_cache.draft_parts.shared_weights import copy_embeddings, copy_head
 from dspark.train_from_cache.draft_parts.slot_losses import sum_over_slots
-from dspark.train_from_cache.draft_parts.target_dims import check_heads, target_dims
+from dspark.train_from_cache.draft_parts.target_dims import check_dims, target_dims
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
 
@@ -124,8 +124,9 @@ class DSparkDraft(BlockDraft):
         entries = apply_overrides(cls.arch, defaults, overrides)
         at_least(entries, dict.fromkeys(("block_size", "num_anchors", "markov_rank"), 1))
         at_least(entries, {"num_hidden_layers": 1, "loss_gamma": 1e-3})
+        at_least(entries, dict.fromkeys(("ce_weight", "l1_weight", "confidence_weight"), 0))
         one_of(entries, "markov_head_type", HEAD_TYPES)
-        check_heads(entries)
+        check_dims(entries)
         _check_layers(entries["target_layer_ids"], target.num_layers)
         if "mask_token_id" not in overrides:
             entries["mask_token_id"] = choose_mask_token(target)

@@ -40,7 +40,7 @@ from dspark.train_from_cache.draft_parts.overrides import apply_overrides, at_le
 from dspark.train_from_cache.draft_parts.packed_anchors import pack_anchors
 from dspark.train_from_cache.draft_parts.shared_weights import check_head, copy_embeddings
 from dspark.train_from_cache.draft_parts.slot_losses import sum_over_slots
-from dspark.train_from_cache.draft_parts.target_dims import check_heads, target_dims
+from dspark.train_from_cache.draft_parts.target_dims import check_dims, target_dims
 from dspark.train_from_cache.drafts.base import Draft
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
@@ -144,7 +144,8 @@ class MSDDraft(Draft):
         defaults |= {"attention_bias": bool(bias), **target_dims(manifest)}
         entries = apply_overrides(cls.arch, defaults, overrides)
         at_least(entries, {"num_draft_tokens": 1, "feature_noise": 0})
-        check_heads(entries)
+        at_least(entries, dict.fromkeys(("smooth_l1_weight", "soft_ce_weight"), 0))
+        check_dims(entries)
         return MSDConfig(
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,

@@ -1,0 +1,103 @@
+"""A cache opened by a user: indexing, workers, files, damage."""
+
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from synthetic_cache import write_cache
+from torch.utils.data import DataLoader
+
+from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.paths import CachePaths
+from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return open_cache(write_cache(tmp_path / "cache", samples=200, shards=3))
+
+
+def test_a_sample_is_found_by_any_integer(cache: Cache) -> None:
+    row = int(ok_rows(cache)[100])
+    want = cache[row]["input_ids"]
+    for i in (row - 200, np.int8(row - 200), np.uint8(row), np.uint64(row), torch.tensor(row)):
+        assert torch.equal(cache[i]["input_ids"], want)  # type: ignore[index]
+    for i in (200, -201):
+        with pytest.raises(IndexError):
+            cache[i]
+    for wrong in (1.0, "1", None, slice(3)):
+        with pytest.raises(TypeError):
+            cache[wrong]  # type: ignore[index]
+    assert sum(1 for _ in cache) == 200  # type: ignore[attr-defined]
+
+
+def test_a_cache_goes_to_the_workers_of_a_data_loader(cache: Cache) -> None:
+    row = int(ok_rows(cache)[7])
+    want = cache[row]["last_hidden_state"]
+    assert torch.equal(pickle.loads(pickle.dumps(cache))[row]["last_hidden_state"], want)
+    loader = DataLoader(
+        cache,  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=[row],
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    assert torch.equal(next(iter(loader))["last_hidden_state"], want)
+
+
+def test_closing_a_cache_closes_its_files(cache: Cache) -> None:
+    def shards() -> int:
+        links = (Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd"))
+        return sum(str(cache.root) in os.readlink(fd) for fd in links if fd.is_symlink())
+
+    row = int(ok_rows(cache)[0])
+    with cache:
+        assert len(cache[row]["input_ids"])
+        assert shards() == 1
+    assert shards() == 0
+    assert len(cache[row]["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("length", -1),
+        ("length", 33),
+        ("length", None),
+        ("image_tokens", 33),
+        ("loss_tokens", None),
+    ],
+)
+def test_counts_that_no_row_can_have_are_refused(
+    cache: Cache, column: str, value: int | None
+) -> None:
+    path = CachePaths(cache.root, 3).index(1)
+    table = pq.read_table(path)
+    where = table.schema.get_field_index(column)
+    field = table.schema.field(where)
+    pq.write_table(table.set_column(where, field, pa.array([value] * len(table), field.type)), path)
+    with pytest.raises(IncompatibleCacheError, match=rf"{re.escape(str(path))}: .* {column} "):
+        open_cache(cache.root)
+
+
+def test_a_relative_path_outlives_a_change_of_directory(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cache.root.parent)
+    relative = open_cache("cache")
+    monkeypatch.chdir("/")
+    row = int(ok_rows(cache)[0])
+    for opened in (relative, pickle.loads(pickle.dumps(cache))):
+        assert torch.equal(opened[row]["input_ids"], cache[row]["input_ids"])
+
+
+def test_a_missing_shard_is_named_with_the_way_out(cache: Cache) -> None:
+    CachePaths(cache.root, 3).shard(0).unlink()
+    with pytest.raises(IncompatibleCacheError, match="No such file.*delete its index file"):
+        cache[int(ok_rows(cache)[0])]
