@@ -8,8 +8,8 @@ from pathlib import Path
 from dspark.capture.conversations.arrow_batches import IPC_FILE, IPC_STREAM
 from dspark.capture.conversations.arrow_ipc import ArrowRecords
 from dspark.capture.conversations.hub_dataset import HubDataset, is_saved_dataset
-from dspark.capture.conversations.json_array import JsonArray
-from dspark.capture.conversations.json_lines import JsonLines
+from dspark.capture.conversations.json_array import open_json_array
+from dspark.capture.conversations.json_lines import open_json_lines
 from dspark.capture.conversations.parquet import ParquetRecords
 from dspark.capture.conversations.records import Records
 from dspark.capture.conversations.spool import SpoolCache
@@ -89,9 +89,9 @@ def open_records(path: Path, spools: SpoolCache) -> Records:
     suffix = path.suffix.lower()
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"[") and suffix not in _LINES_SUFFIXES:
-        return JsonArray(path)
+        return open_json_array(path)
     if suffix in (*_LINES_SUFFIXES, ".json") or text.startswith(b"{"):
-        return JsonLines(path)
+        return open_json_lines(path)
     raise InputError(
         f"--data {path}: neither Parquet, Arrow IPC, JSON Lines nor a JSON array; convert it to "
         "one of them"

@@ -1,13 +1,11 @@
-"""A JSON file that is one array of objects, with random access by element."""
+"""A JSON file that is one array of objects: one pass notes where each starts and ends."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-from dspark.capture.conversations.json_lines import parse_record, read_range, readable
-from dspark.capture.conversations.records import Record
-from dspark.capture.file_digest import sampled_digest
+from dspark.capture.conversations.json_records import JsonRecords
 from dspark.schemas.errors import InputError
 
 _CHUNK = 1 << 22
@@ -16,28 +14,13 @@ _TAIL = 16
 """An error this near to the end of what was read may come from the cut."""
 
 
-class JsonArray:
-    """The elements of a JSON array. Memory: 16 bytes an element, and the largest element."""
+def open_json_array(path: Path) -> JsonRecords:
+    """The elements of a JSON array.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._starts, self._ends = _elements(path)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def columns(self) -> list[str]:
-        return list(dict.fromkeys(key for record in self.head(64) for key in record))
-
-    def read(self, row: int) -> Record:
-        start, end = int(self._starts[row]), int(self._ends[row])
-        return parse_record(read_range(self._path, start, end))
-
-    def head(self, count: int) -> list[Record]:
-        return readable(self.read, min(count, len(self)))
-
-    def fingerprint(self) -> str:
-        return sampled_digest(self._path)
+    Raises:
+        InputError: the file is not one JSON array.
+    """
+    return JsonRecords(path, *_elements(path))
 
 
 def _elements(path: Path) -> tuple[np.ndarray, np.ndarray]:
