@@ -6,7 +6,7 @@ from dspark.capture.conversations import open_conversations
 from dspark.capture.plan import plan_capture
 from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import CaptureSettings
-from dspark.capture.skipped import SkippedKind, skipped_kinds
+from dspark.capture.skipped import SkippedKind, counts_by_kind, skipped_kinds
 from dspark.capture.targets.target import load_target
 from dspark.schemas.manifest import Counts, Manifest
 
@@ -48,8 +48,7 @@ def dry_run(settings: CaptureSettings) -> DryRun:
         else:
             skipped.append((sample, row.reason))
     kinds = skipped_kinds(skipped)
-    by_kind = {kind.kind: kind.count for kind in sorted(kinds, key=lambda kind: kind.kind)}
-    counts = Counts(ok, by_kind, tokens, image_tokens, loss_tokens)
+    counts = Counts(ok, counts_by_kind(kinds), tokens, image_tokens, loss_tokens)
     per_token = {f.name: f.token_bytes for f in manifest.fields}
     return DryRun(
         manifest=manifest.finished(counts, None),

@@ -1,11 +1,10 @@
-"""Which shards are committed, and the manifest that follows from them alone."""
+"""Which shards are committed, and what they hold together."""
 
-from collections import Counter
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from dspark.capture.bad_row import kind_of
+from dspark.capture.skipped import SkippedKind, counts_by_kind, skipped_kinds
 from dspark.schemas.index import OK, index_identity, read_index
 from dspark.schemas.manifest import Counts, Manifest
 from dspark.schemas.paths import CachePaths
@@ -24,29 +23,36 @@ def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
     ]
 
 
-def skipped_rows(manifest: Manifest, paths: CachePaths) -> Iterator[tuple[int, str]]:
-    """Dataset row and reason of every skipped row of the committed shards, in order."""
-    for shard in range(manifest.num_shards):
-        table, _ = read_index(paths.index(shard))
-        bad = table.filter(pc.not_equal(table["status"], OK))
-        yield from zip(bad["sample"].to_pylist(), bad["reason"].to_pylist(), strict=True)
+@dataclass(frozen=True)
+class Committed:
+    """What the committed shards of a cache hold together.
+
+    Attributes:
+        counts: for the manifest.
+        head_error: the largest of the shards', or None where logits are stored.
+        skipped: the rows that were skipped, by reason.
+    """
+
+    counts: Counts
+    head_error: float | None
+    skipped: tuple[SkippedKind, ...]
 
 
-def finished_manifest(manifest: Manifest, paths: CachePaths) -> Manifest:
-    """The complete manifest, from the committed indexes."""
+def committed(manifest: Manifest, paths: CachePaths) -> Committed:
+    """Add up the indexes of all shards, each read once."""
     ok = tokens = image_tokens = loss_tokens = 0
-    skipped: Counter[str] = Counter()
+    skipped: list[tuple[int, str]] = []
     errors = []
     for shard in range(manifest.num_shards):
         table, metadata = read_index(paths.index(shard))
-        statuses = table["status"].to_pylist()
-        ok += statuses.count(OK)
-        reasons = table["reason"].to_pylist()
-        skipped.update(kind_of(r) for s, r in zip(statuses, reasons, strict=True) if s != OK)
+        bad = table.filter(pc.not_equal(table["status"], OK))
+        skipped += zip(bad["sample"].to_pylist(), bad["reason"].to_pylist(), strict=True)
+        ok += len(table) - len(bad)
         tokens += pc.sum(table["length"]).as_py() or 0
         image_tokens += pc.sum(table["image_tokens"]).as_py() or 0
         loss_tokens += pc.sum(table["loss_tokens"]).as_py() or 0
         errors.append(metadata["head_error"])
-    counts = Counts(ok, dict(sorted(skipped.items())), tokens, image_tokens, loss_tokens)
+    kinds = skipped_kinds(skipped)
+    counts = Counts(ok, counts_by_kind(kinds), tokens, image_tokens, loss_tokens)
     measured = [e for e in errors if e is not None]
-    return manifest.finished(counts, max(measured, default=None))
+    return Committed(counts, max(measured, default=None), kinds)

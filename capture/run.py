@@ -6,13 +6,13 @@ from pathlib import Path
 
 from dspark.capture.conversations import Conversations, open_conversations
 from dspark.capture.disk_room import check_room, evenly_spaced, may_not_fit
-from dspark.capture.finish import finished_manifest, missing_shards, skipped_rows
+from dspark.capture.finish import committed, missing_shards
 from dspark.capture.plan import CapturePlan, plan_capture
 from dspark.capture.progress import CaptureProgress
 from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.shard import capture_shard
-from dspark.capture.skipped import SkippedKind, skipped_kinds, skipped_table
+from dspark.capture.skipped import SkippedKind, skipped_table
 from dspark.capture.targets.target import Target, load_target
 from dspark.capture.targets.target_files import write_target_files
 from dspark.schemas.errors import IncompatibleCacheError, InputError, TooManySkippedError
@@ -147,7 +147,7 @@ def capture(
     missing = missing_shards(plan.manifest, paths)
     has_target = existing is not None and head_path(root).is_file()
     if existing is not None and existing.complete and has_target and not missing:
-        return _report(settings, existing, paths, 0, 0)
+        return _report(settings, existing, committed(existing, paths).skipped, 0, 0)
 
     _check_room(settings, plan, loaded, conversations, missing)
     for folder in (paths.shard(0).parent, paths.index(0).parent):
@@ -159,19 +159,23 @@ def capture(
     with CaptureProgress(plan.manifest.num_samples, done, show=progress) as bar:
         for shard in missing:
             capture_shard(shard, plan, paths, loaded, conversations, bar)
-    manifest = finished_manifest(plan.manifest, paths)
+    held = committed(plan.manifest, paths)
+    manifest = plan.manifest.finished(held.counts, held.head_error)
     if manifest.counts.ok == 0:
         reasons = ", ".join(f"{n} x {r}" for r, n in manifest.counts.skipped.items())
         raise InputError(f"--data {settings.data}: every row was skipped ({reasons})")
     write_manifest(root, manifest)
-    return _report(settings, manifest, paths, len(missing), bar.bytes_written)
+    return _report(settings, manifest, held.skipped, len(missing), bar.bytes_written)
 
 
 def _report(
-    settings: CaptureSettings, manifest: Manifest, paths: CachePaths, shards: int, size: int
+    settings: CaptureSettings,
+    manifest: Manifest,
+    kinds: tuple[SkippedKind, ...],
+    shards: int,
+    size: int,
 ) -> CaptureReport:
     """The report of a finished capture, or an error if it skipped too many rows."""
-    kinds = skipped_kinds(skipped_rows(manifest, paths))
     count = sum(kind.count for kind in kinds)
     if count > settings.rows.max_skipped * manifest.num_samples:
         raise TooManySkippedError(

@@ -47,6 +47,11 @@ def skipped_kinds(skipped: Iterable[tuple[int, str]]) -> tuple[SkippedKind, ...]
     )
 
 
+def counts_by_kind(kinds: Iterable[SkippedKind]) -> dict[str, int]:
+    """Rows by reason, in the order of the reasons' letters, for the manifest."""
+    return {kind.kind: kind.count for kind in sorted(kinds, key=lambda kind: kind.kind)}
+
+
 def skipped_table(kinds: Iterable[SkippedKind]) -> str:
     """One line for each reason: how many rows, which, and what was wrong with the first."""
     kinds = list(kinds)

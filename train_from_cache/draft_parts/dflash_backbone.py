@@ -16,22 +16,21 @@ from dspark.schemas.layers import hidden_state_key
 from dspark.train_from_cache.batch import Batch
 from dspark.train_from_cache.draft_parts.block_anchors import take
 from dspark.train_from_cache.draft_parts.block_attention import BlockLayout, block_attention
-from dspark.train_from_cache.draft_parts.layers import RMSNorm, merge_heads, rotate, split_heads
+from dspark.train_from_cache.draft_parts.layers import (
+    AttentionProjections,
+    RMSNorm,
+    merge_heads,
+    rotate,
+    split_heads,
+)
 from dspark.train_from_cache.drafts.base import Draft
 
 
-class ContextAttention(nn.Module):
+class ContextAttention(AttentionProjections):
     """Queries from the blocks; keys and values from the target's features and the blocks."""
 
     def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        hidden, self.head_dim = config.hidden_size, config.head_dim
-        width = config.num_attention_heads * self.head_dim
-        kv_width = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden, width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
-        self.o_proj = nn.Linear(width, hidden, bias=config.attention_bias)
+        super().__init__(config, output_bias=config.attention_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 

@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.models.qwen3.modeling_qwen3 import rotate_half
 
@@ -24,6 +25,26 @@ class RMSNorm(nn.Module):
         y = at_least_float32(x)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * y.to(x.dtype)
+
+
+class AttentionProjections(nn.Module):
+    """The projections of grouped-query attention under the names that servers load.
+
+    Args:
+        config: with ``hidden_size``, ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``
+            and ``attention_bias``.
+        output_bias: whether the output has a bias.
+    """
+
+    def __init__(self, config: PreTrainedConfig, output_bias: bool) -> None:
+        super().__init__()
+        hidden, self.head_dim = config.hidden_size, config.head_dim
+        width = config.num_attention_heads * self.head_dim
+        kv_width = config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden, width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, hidden, bias=output_bias)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

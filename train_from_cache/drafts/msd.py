@@ -29,6 +29,7 @@ from dspark.schemas.shift import shift_left
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
 from dspark.train_from_cache.draft_parts.chain_attention import chain_attention
 from dspark.train_from_cache.draft_parts.layers import (
+    AttentionProjections,
     RMSNorm,
     at_least_float32,
     init_matrix,
@@ -73,18 +74,11 @@ class MSDConfig(LlamaConfig):
         }
 
 
-class MSDAttention(nn.Module):
+class MSDAttention(AttentionProjections):
     """Projections of causal attention. Slots are ``[B, n, H]``."""
 
     def __init__(self, config: MSDConfig) -> None:
-        super().__init__()
-        hidden, self.head_dim = config.hidden_size, config.head_dim
-        width = config.num_attention_heads * self.head_dim
-        kv_width = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden, width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
-        self.o_proj = nn.Linear(width, hidden, bias=False)
+        super().__init__(config, output_bias=False)
 
     def query(self, slots: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """``[B, heads, n, D]``."""
