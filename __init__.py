@@ -5,6 +5,7 @@ Public Python API::
     dspark.capture(shards=4)                      # stage 1, what `dspark capture` does
     dspark.train_draft(cache="cache", arch="msd") # stage 2, what `dspark train-draft` does
     cache = dspark.open_cache("cache")            # cache[i] -> dict of tensors for dataset row i
+    dspark.verify_cache("cache", deep=True)       # what `dspark verify` does
 """
 
 from importlib import import_module
@@ -16,19 +17,21 @@ if TYPE_CHECKING:
     from dspark.train_from_cache.cache import Cache as Cache
     from dspark.train_from_cache.cache import open_cache as open_cache
     from dspark.train_from_cache.train import train_draft as train_draft
+    from dspark.verify.run import verify_cache as verify_cache
 
 try:
     __version__ = version("dspark")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["Cache", "__version__", "capture", "open_cache", "train_draft"]
+__all__ = ["Cache", "__version__", "capture", "open_cache", "train_draft", "verify_cache"]
 
 # `capture` is both a package and a function; capture/__init__.py makes the package callable.
 _HOMES = {
     "Cache": "dspark.train_from_cache.cache",
     "open_cache": "dspark.train_from_cache.cache",
     "train_draft": "dspark.train_from_cache.train",
+    "verify_cache": "dspark.verify.run",
 }
 
 

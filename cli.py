@@ -1,35 +1,23 @@
 """The ``dspark`` command: parses, calls, prints. Heavy imports happen inside the commands."""
 
-import errno
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from dspark.schemas.errors import InputError, TooManySkippedError
+from dspark.capture.options import CaptureOptions
+from dspark.cli_options import options_of
+from dspark.schemas.disk_errors import disk_error
+from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooManySkippedError
 from dspark.train_from_cache.drafts import ARCHITECTURES
 
-
-class _StoppedError(Exception):
-    """Ctrl-C in a command."""
-
-
-class _Commands(TyperGroup):
-    """The commands; typer itself would end silently at Ctrl-C."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _StoppedError from None
-
-
 app = typer.Typer(
-    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,151 +32,59 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-class Dtype(StrEnum):
-    bf16 = "bf16"
-    fp16 = "fp16"
-    fp32 = "fp32"
-
-
 @app.command("capture")
+@options_of(CaptureOptions)
 def capture_command(
-    shards: Annotated[int, typer.Option(help="Files to split the dataset into.")],
-    target: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hugging Face id of the model.", show_default="bundled"),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Conversations: a file, folder or glob (Parquet, JSON Lines, JSON, Arrow), or a "
-            "dataset of Hugging Face (saved, or id:split).",
-            show_default="bundled",
-        ),
-    ] = None,
-    out: Annotated[str, typer.Option(help="Cache directory.")] = "cache",
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of a padded row; see --overlong. Padding takes no disk.",
-            show_default="2048, or the target's limit if lower",
-        ),
-    ] = None,
-    layers: Annotated[
-        str,
-        typer.Option(
-            help="Decoder layers to store, by their output (0-based; -1 is what layer 0 receives), "
-            "e.g. 1,9,17; auto stores what the built-in drafts read."
-        ),
-    ] = "auto",
-    logits: Annotated[
-        str,
-        typer.Option(
-            help="full, topk:K, or head (none stored: recomputed with the stored head, proved "
-            "exact); auto stores them where they cost no more than the rest."
-        ),
-    ] = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="Type of the stored floats.")] = Dtype.bf16,
-    batch_tokens: Annotated[
-        int, typer.Option(help="Most tokens of a batch, padding included.")
-    ] = 16384,
-    limit: Annotated[
-        int | None, typer.Option(help="Capture only the first rows.", show_default="all")
-    ] = None,
-    device: Annotated[Device, typer.Option(help="Where the target runs.")] = Device.auto,
-    device_map: Annotated[
-        str | None,
-        typer.Option(help="auto spreads the model over all devices.", show_default=False),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(help="Branch, tag or commit of a Hugging Face id.", show_default=False),
-    ] = None,
-    attn_implementation: Annotated[
-        str | None,
-        typer.Option(help="Of transformers: sdpa, eager, flash_attention_2, …", show_default=False),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.")
-    ] = False,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(help="File with a chat template to use instead.", show_default=False),
-    ] = None,
-    image_root: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder that picture paths are relative to.", show_default="that of --data"
-        ),
-    ] = None,
-    allow_download: Annotated[
-        bool, typer.Option("--allow-download", help="Fetch pictures from http(s) addresses.")
-    ] = False,
-    mask_reasoning: Annotated[
-        bool, typer.Option("--mask-reasoning", help="Leave <think>…</think> unsupervised.")
-    ] = False,
-    fake_image: Annotated[
-        str,
-        typer.Option(
-            help="auto, always or never give text-only rows a picture that the target does not "
-            "see; auto where the target's sharding needs it."
-        ),
-    ] = "auto",
-    overlong: Annotated[
-        str,
-        typer.Option(
-            help="skip or truncate rows of more than --max-length tokens; a picture is never cut."
-        ),
-    ] = "skip",
-    on_bad_row: Annotated[
-        str, typer.Option(help="skip bad rows with their reason, or stop with an error.")
-    ] = "skip",
-    max_skipped: Annotated[
-        float, typer.Option(help="Share of skipped rows above which the capture has failed.")
-    ] = 0.1,
+    options: CaptureOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")
+        bool, typer.Option("--dry-run", help="Only say what it would take: dspark plan.")
     ] = False,
 ) -> None:
     """Run the frozen target once over conversations and write a cache.
 
     A capture that was stopped continues when the same command is given again.
     """
-    from dspark import report
-
-    options: dict[str, Any] = {
-        "shards": shards,
-        "target": target,
-        "data": data,
-        "out": out,
-        "max_length": max_length,
-        "layers": layers,
-        "logits": logits,
-        "dtype": dtype.value,
-        "batch_tokens": batch_tokens,
-        "limit": limit,
-        "device": device.value,
-        "device_map": device_map,
-        "revision": revision,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-        "chat_template": chat_template,
-        "image_root": image_root,
-        "allow_download": allow_download,
-        "mask_reasoning": mask_reasoning,
-        "fake_image": fake_image,
-        "overlong": overlong,
-        "on_bad_row": on_bad_row,
-        "max_skipped": max_skipped,
-    }
     if dry_run:
-        from dspark.capture.dry_run import dry_run as run_dry
-        from dspark.capture.settings import CaptureSettings
-
-        typer.echo(report.dry_run(run_dry(CaptureSettings.check(**options))))
+        _plan(options)
         return
-    from dspark.capture.run import capture
+    from dspark.capture.run import run_capture
+    from dspark.reports import capture as report
 
-    typer.echo(report.capture(capture(**options, progress=True)))
+    done = run_capture(replace(options, progress=True))
+    if done is not None:  # one worker of a job speaks for all
+        typer.echo(report.capture(done))
+
+
+@app.command("plan")
+@options_of(CaptureOptions)
+def plan_command(
+    options: CaptureOptions,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Tokenise every row instead of a sample.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also run a few batches, for the time it takes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a capture with these options would take, and write nothing.
+
+    Bytes by field and shard, what other options would change, free space, and time.
+    """
+    _plan(options, exact=exact, measure=measure, as_json=as_json)
+
+
+def _plan(
+    options: CaptureOptions, *, exact: bool = False, measure: bool = False, as_json: bool = False
+) -> None:
+    from dspark.capture.estimate.run import estimate_capture
+    from dspark.reports import plan as report
+
+    estimate = estimate_capture(options, exact=exact, measure=measure)
+    if as_json:
+        typer.echo(json.dumps(report.document(estimate), indent=2))
+    else:
+        typer.echo(report.plan(estimate))
 
 
 @app.command("train-draft")
@@ -237,10 +133,16 @@ def train_draft_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the training in --out.")
     ] = False,
+    check_digests: Annotated[
+        bool,
+        typer.Option(
+            "--check-digests", help="Compare all that is read with its digest; stop at damage."
+        ),
+    ] = False,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
 ) -> None:
     """Train a draft from a cache; the target is never opened."""
-    from dspark import report
+    from dspark.reports import training as report
     from dspark.train_from_cache.train import train_draft
 
     result = train_draft(
@@ -260,6 +162,7 @@ def train_draft_command(
         save_every=save_every,
         log_every=log_every,
         resume=resume,
+        check_digests=check_digests,
         device=device.value,
     )
     typer.echo(report.training(result))
@@ -282,18 +185,102 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a cache is: fields, bytes, counts, skipped rows."""
-    from dspark import report
+    from dspark.reports import inspection as report
     from dspark.train_from_cache.inspection import inspect_cache, inspect_sample
+    from dspark.verify.run import verify_cache
 
     summary = inspect_cache(cache)
+    faults = [str(fault) for fault in verify_cache(cache).faults]
     tokens = None if sample is None else inspect_sample(cache, sample)
     if as_json:
-        document = summary if tokens is None else {**summary, "sample": tokens}
+        document = {**summary, "faults": faults}
+        if tokens is not None:
+            document["sample"] = tokens
         typer.echo(json.dumps(document, indent=2))
     else:
-        typer.echo(report.inspection(summary))
+        typer.echo(report.inspection(summary, faults))
         if tokens is not None:
             typer.echo(report.tokens(tokens))
+
+
+@app.command()
+def verify(
+    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte: digests, finite numbers, masks.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Capture rows again with this target (folder or Hugging Face id) and compare.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="With --against: the captured conversations.", show_default="where they were"
+        ),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="With --against: the --chat-template of the capture.", show_default=False
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="With --against: run code that the model brings along."
+        ),
+    ] = False,
+    rows: Annotated[int, typer.Option(min=1, help="With --against: rows to capture again.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="With --against: of the choice of rows.")] = 0,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Take out what is damaged, so that capture makes just that again."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check a cache. Exit code 0: sound, 1: damaged, 2: cannot tell (no cache, or unfinished)."""
+    from dspark.reports import verification as report
+    from dspark.verify.repair import repair_cache
+    from dspark.verify.run import verify_cache
+
+    found = verify_cache(cache, deep=deep, progress=True)
+    repaired = repair_cache(found) if repair else None
+    if not as_json:
+        typer.echo(report.verification(found, repaired))
+    compared = None
+    if against is not None and found.manifest is not None:
+        from dspark.capture.recapture import prepare_recapture
+        from dspark.verify.compare import compare_rows, random_rows
+
+        drawn = random_rows(found, rows, seed)
+        again = prepare_recapture(
+            found.root,
+            found.manifest,
+            target=against,
+            data=data,
+            chat_template=chat_template,
+            trust_remote_code=trust_remote_code,
+        )
+        compared = compare_rows(
+            found.root,
+            found.manifest,
+            drawn,
+            again.rows(drawn),
+            again.target_differences,
+            again.other_differences,
+        )
+        if not as_json:
+            typer.echo(report.comparison(compared))
+    if as_json:
+        document = report.document(found, repaired, compared)
+        typer.echo(json.dumps(document, indent=2))
+    raise typer.Exit(1 if compared is not None and compared.differs else found.exit_code)
 
 
 def _run(command: Callable[[], Any]) -> int:
@@ -306,29 +293,42 @@ def _run(command: Callable[[], Any]) -> int:
     except TooManySkippedError as error:
         print(f"dspark: {error}", file=sys.stderr)
         return 1
-    except (_StoppedError, KeyboardInterrupt):
+    except FollowerError:
+        return 1
+    except StoppedError as error:
+        one_of_many = int(os.environ.get("WORLD_SIZE", "1")) > 1
         print(
-            "dspark: stopped; what is committed stays, and the same command continues "
-            "(train-draft: with --resume)",
+            f"dspark: {error}"
+            + (
+                " (torchrun sends SIGTERM to all workers when one fails; it says below which)"
+                if one_of_many and error.exit_code == 128 + signal.SIGTERM
+                else ""
+            )
+            + "; what is committed stays, and the same command continues (train-draft: with "
+            "--resume)",
             file=sys.stderr,
         )
-        return 130
+        return error.exit_code
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if (said := disk_error(error)) is None:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        print(
-            f"dspark: {error.strerror}{where}; what is committed stays: make room or mend the "
-            "permissions and give the same command again (train-draft: with --resume)",
-            file=sys.stderr,
-        )
+        print(f"dspark: {said}", file=sys.stderr)
         return 1
     return 0
 
 
+def _stop(number: int, _: object) -> None:
+    raise StoppedError(number)
+
+
 def main() -> None:
     """Entry point of the ``dspark`` command."""
-    sys.exit(_run(app))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    code = _run(app)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dspark.report import number, percent, size, table
+from dspark.reports.text import number, percent, size, table
 
 MSD = "--arch msd --steps 500 --batch-size 16 --lr 5e-3"
 DSPARK = (

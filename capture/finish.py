@@ -10,17 +10,19 @@ from dspark.schemas.manifest import Counts, Manifest
 from dspark.schemas.paths import CachePaths
 
 
+def is_committed(manifest: Manifest, paths: CachePaths, shard: int) -> bool:
+    """Whether a shard has an index of this identity, and data that is neither missing nor cut."""
+    data = paths.shard(shard)
+    return (
+        index_identity(paths.index(shard)) == manifest.identity_hash
+        and data.is_file()
+        and data.stat().st_size == manifest.shard_bytes
+    )
+
+
 def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
-    """Shards without an index of this identity, or whose data is missing or cut."""
-    return [
-        shard
-        for shard in range(manifest.num_shards)
-        if not (
-            index_identity(paths.index(shard)) == manifest.identity_hash
-            and paths.shard(shard).is_file()
-            and paths.shard(shard).stat().st_size == manifest.shard_bytes
-        )
-    ]
+    """Shards that are not committed."""
+    return [s for s in range(manifest.num_shards) if not is_committed(manifest, paths, s)]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def committed(manifest: Manifest, paths: CachePaths) -> Committed:
     skipped: list[tuple[int, str]] = []
     errors = []
     for shard in range(manifest.num_shards):
-        table, metadata = read_index(paths.index(shard))
+        table, metadata = read_index(paths, manifest, shard)
         bad = table.filter(pc.not_equal(table["status"], OK))
         skipped += zip(bad["sample"].to_pylist(), bad["reason"].to_pylist(), strict=True)
         ok += len(table) - len(bad)

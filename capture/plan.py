@@ -10,15 +10,13 @@ import transformers
 from dspark.capture.conversations import Conversations
 from dspark.capture.rendering.fake_image import needs_fake_image
 from dspark.capture.settings import CaptureSettings, RowOptions
+from dspark.capture.stored import TargetSizes, stored, stored_layers
 from dspark.capture.targets.logits import prove_head
-from dspark.capture.targets.logits_mode import resolve_logits
 from dspark.capture.targets.probe import probe_target
 from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
-from dspark.schemas.fields import build_fields
-from dspark.schemas.layers import auto_layers, check_layers
-from dspark.schemas.manifest import Manifest
+from dspark.schemas.manifest import MOST_SHARDS, Manifest
 from dspark.schemas.shard_layout import ShardLayout
 
 _DEFAULT_MAX_LENGTH = 2048
@@ -52,54 +50,35 @@ def plan_capture(
         raise InputError(f"--data {settings.data}: it has no rows")
     if settings.shards > samples:
         raise InputError(f"--shards {settings.shards}: more than the {samples} rows to capture")
+    if settings.shards > MOST_SHARDS:
+        raise InputError(f"--shards {settings.shards}: a cache has at most {MOST_SHARDS}")
     rows_per_shard = -(-samples // settings.shards)
     max_length = _max_length(settings, target)
-    layers = (
-        auto_layers(target.num_layers)
-        if settings.layers is None
-        else check_layers(settings.layers, target.num_layers)
-    )
+    layers = stored_layers(settings, target.num_layers)
     probe = probe_target(target, layers, torch_dtype(FLOAT_CODES[settings.dtype]))
-    logits = resolve_logits(
-        settings.logits,
-        hidden_size=probe.hidden_size,
-        vocab_size=probe.vocab_size,
-        hidden_fields=2 + len(layers),
-    )
-    if logits == "head":
+    sizes = TargetSizes(target.num_layers, probe.hidden_size, probe.vocab_size, probe.position_rows)
+    kept = stored(settings, sizes, max_length)
+    if kept.logits == "head":
         prove_head(target, probe.features)
-    fields = build_fields(
-        max_length=max_length,
-        hidden_size=probe.hidden_size,
-        vocab_size=probe.vocab_size,
-        layers=layers,
-        dtype=settings.dtype,
-        logits=logits,
-        position_rows=probe.position_rows,
-    )
-    layout = ShardLayout(fields, rows_per_shard)
-    fake_image = needs_fake_image(settings.rows.fake_image, target.processor, sharded=False)
+    layout = ShardLayout(kept.fields, rows_per_shard)
+    fake_image = needs_fake_image(settings.rows.fake_image, target.processor)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     identity: dict[str, Any] = {
-        "target": target.revision or target.fingerprint,
-        "target.config": target.config_hash(),
-        "target.processor": target.processor_hash(),
-        "target.chat_template": target.chat_template_hash(),
-        "target.dtype": str(target.model.dtype).removeprefix("torch."),
-        "target.attention": target.model.config._attn_implementation,
+        **target_identity(target),
         "data": conversations.fingerprint(),
         "num_samples": samples,
         "shards": settings.shards,
         "max_length": max_length,
         "dtype": settings.dtype,
-        "layers": list(layers),
-        "logits": logits,
+        "layers": list(kept.layers),
+        "logits": kept.logits,
         "batch_tokens": settings.batch_tokens,
         "image_root": _text(settings.rows.image_root),
         "allow_download": settings.rows.allow_download,
         "mask_reasoning": settings.rows.mask_reasoning,
         "overlong": settings.rows.overlong,
         "fake_image": fake_image,
+        "tensor_parallel": settings.tp or 1,
         "device": settings.device.type,
         **versions,
     }
@@ -112,13 +91,25 @@ def plan_capture(
         num_shards=settings.shards,
         max_length=max_length,
         dtype=settings.dtype,
-        fields=tuple(fields),
-        layers=tuple(layers),
-        logits=logits,
+        fields=kept.fields,
+        layers=kept.layers,
+        logits=kept.logits,
         versions=versions,
         shard_bytes=layout.file_size,
     )
     return CapturePlan(manifest, layout, settings.rows, fake_image)
+
+
+def target_identity(target: Target) -> dict[str, Any]:
+    """The part of a cache's identity that is the target's."""
+    return {
+        "target": target.revision or target.fingerprint,
+        "target.config": target.config_hash(),
+        "target.processor": target.processor_hash(),
+        "target.chat_template": target.chat_template_hash(),
+        "target.dtype": str(target.model.dtype).removeprefix("torch."),
+        "target.attention": target.model.config._attn_implementation,
+    }
 
 
 def _text(path: Path | None) -> str | None:

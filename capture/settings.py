@@ -1,14 +1,17 @@
 """The options of a capture, checked."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from dspark.bundled import TARGET, TRAIN_DATA
+from dspark.capture.options import CaptureOptions
 from dspark.capture.targets.logits_mode import check_logits_option
-from dspark.schemas.dtypes import FLOAT_CODES
+from dspark.schemas.draft_layers import TRAINABLE, parse_drafts
 from dspark.schemas.errors import InputError
+from dspark.schemas.options import check_choices, option_name
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,16 @@ class CaptureSettings:
         data: file of conversations.
         out: cache directory.
         max_length: T, tokens of a padded row; None takes 2048, or the target's limit if lower.
-        layers: None for the union of what the built-in drafts read, else layers by their output.
+        layers: by their output; None for those that ``drafts`` read.
+        drafts: architectures whose layers are stored.
         logits: ``auto``, ``full``, ``topk:k`` or ``head``.
         dtype: ``bf16``, ``fp16`` or ``fp32``.
         batch_tokens: most tokens of a batch, padding included.
         limit: capture only the first rows of the dataset.
+        only: shards to capture; None for all.
+        overwrite: delete the cache that is there.
+        tp: workers that share one target by tensor parallelism.
+        fsdp: whether the workers of a node share one target by FSDP2.
         device: where the target runs.
         target_options: how the target is loaded.
         rows: how rows become tokens.
@@ -81,97 +89,92 @@ class CaptureSettings:
     out: Path
     max_length: int | None
     layers: tuple[int, ...] | None
+    drafts: tuple[str, ...]
     logits: str
     dtype: str
     batch_tokens: int
     limit: int | None
+    only: tuple[int, ...] | None
+    overwrite: bool
+    tp: int | None
+    fsdp: bool
     device: torch.device
     target_options: TargetOptions
     rows: RowOptions
 
     @classmethod
-    def check(
-        cls,
-        *,
-        shards: int,
-        target: str | None,
-        data: str | None,
-        out: str,
-        max_length: int | None,
-        layers: str,
-        logits: str,
-        dtype: str,
-        batch_tokens: int,
-        limit: int | None,
-        device: str,
-        revision: str | None,
-        attn_implementation: str | None,
-        trust_remote_code: bool,
-        chat_template: str | None,
-        device_map: str | None,
-        image_root: str | None,
-        allow_download: bool,
-        mask_reasoning: bool,
-        fake_image: str,
-        overlong: str,
-        on_bad_row: str,
-        max_skipped: float,
-    ) -> "CaptureSettings":
+    def check(cls, options: CaptureOptions) -> "CaptureSettings":
         """Check options that need neither the target nor the data.
 
         Raises:
             InputError: one of them is out of range.
         """
-        for name, value in (
-            ("--shards", shards),
-            ("--batch-tokens", batch_tokens),
-            ("--max-length", max_length),
-            ("--limit", limit),
-        ):
+        o = options
+        for name in ("shards", "batch_tokens", "max_length", "limit", "tp"):
+            value = getattr(o, name)
             if value is not None and value < 1:
-                raise InputError(f"{name} {value}: must be at least 1")
-        if dtype not in FLOAT_CODES:
-            raise InputError(f"--dtype {dtype}: choose {', '.join(FLOAT_CODES)}")
-        for name, choice, choices in (
-            ("--fake-image", fake_image, ("auto", "always", "never")),
-            ("--overlong", overlong, ("skip", "truncate")),
-            ("--on-bad-row", on_bad_row, ("skip", "error")),
-            ("--device-map", device_map or "auto", ("auto",)),
-        ):
-            if choice not in choices:
-                raise InputError(f"{name} {choice}: choose {' or '.join(choices)}")
-        if not 0 <= max_skipped <= 1:
-            raise InputError(f"--max-skipped {max_skipped}: a share of the rows, from 0 to 1")
-        check_logits_option(logits)
+                raise InputError(f"{option_name(name)} {value}: must be at least 1")
+        check_choices(o)
+        if o.device_map not in (None, "auto"):
+            raise InputError(f"--device-map {o.device_map}: choose auto")
+        if not 0 <= o.max_skipped <= 1:
+            raise InputError(f"--max-skipped {o.max_skipped}: a share of the rows, from 0 to 1")
+        if o.drafts is not None and o.layers != "auto":
+            raise InputError(
+                f"--drafts {o.drafts} and --layers {o.layers} both say which layers to store; give "
+                "one of them"
+            )
+        check_logits_option(o.logits)
         return cls(
-            shards=shards,
-            target=str(TARGET) if target is None else target,
-            data=TRAIN_DATA if data is None else Path(data),
-            out=Path(out),
-            max_length=max_length,
-            layers=_parse_layers(layers),
-            logits=logits,
-            dtype=dtype,
-            batch_tokens=batch_tokens,
-            limit=limit,
-            device=_device(device),
+            shards=o.shards,
+            target=str(TARGET) if o.target is None else o.target,
+            data=TRAIN_DATA if o.data is None else Path(o.data),
+            out=Path(o.out),
+            max_length=o.max_length,
+            layers=_parse_layers(o.layers),
+            drafts=TRAINABLE if o.drafts is None else parse_drafts(o.drafts),
+            logits=o.logits,
+            dtype=o.dtype,
+            batch_tokens=o.batch_tokens,
+            limit=o.limit,
+            only=None if o.only is None else _parse_only(o.only, o.shards),
+            overwrite=o.overwrite,
+            tp=o.tp,
+            fsdp=o.fsdp,
+            device=_device(o.device),
             target_options=TargetOptions(
-                revision=revision,
-                attn_implementation=attn_implementation,
-                trust_remote_code=trust_remote_code,
-                chat_template=None if chat_template is None else Path(chat_template),
-                device_map=device_map,
+                revision=o.revision,
+                attn_implementation=o.attn_implementation,
+                trust_remote_code=o.trust_remote_code,
+                chat_template=None if o.chat_template is None else Path(o.chat_template),
+                device_map=o.device_map,
             ),
             rows=RowOptions(
-                image_root=None if image_root is None else Path(image_root),
-                allow_download=allow_download,
-                mask_reasoning=mask_reasoning,
-                fake_image=fake_image,
-                overlong=overlong,
-                on_bad_row=on_bad_row,
-                max_skipped=max_skipped,
+                image_root=None if o.image_root is None else Path(o.image_root),
+                allow_download=o.allow_download,
+                mask_reasoning=o.mask_reasoning,
+                fake_image=o.fake_image,
+                overlong=o.overlong,
+                on_bad_row=o.on_bad_row,
+                max_skipped=o.max_skipped,
             ),
         )
+
+
+def _parse_only(only: str, shards: int) -> tuple[int, ...]:
+    """``3,7-9`` -> (3, 7, 8, 9)."""
+    chosen: set[int] = set()
+    for part in only.split(","):
+        if not (match := re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)):
+            raise InputError(f"--only {only}: give shard numbers and ranges, such as 3,7-9")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= shards:
+            raise InputError(
+                f"--only {only}: --shards {shards} makes shards 0 to {shards - 1}, and a range "
+                "goes from the lower number to the higher"
+            )
+        chosen.update(range(first, last + 1))
+    return tuple(sorted(chosen))
 
 
 def _parse_layers(layers: str) -> tuple[int, ...] | None:

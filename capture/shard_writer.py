@@ -1,38 +1,64 @@
 """Writing a shard in place: real rows at their final offset, padding never."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, uint8
 
-from dspark.schemas.digest import row_digest
+from dspark.schemas.claims import Claim, ClaimedError
+from dspark.schemas.digest import field_digest
 from dspark.schemas.dtypes import torch_dtype
-from dspark.schemas.durable import publish, tmp_path
+from dspark.schemas.durable import names, write_all
 from dspark.schemas.shard_layout import ShardLayout
 
 
 class ShardWriter:
     """A shard file under its temporary name, extended to full size, header in place.
 
+    It is claimed for this process until ``close``, which is to follow the writing of the index.
     Rows may come in any order. ``commit`` makes the file durable and gives it its name; without it
-    the temporary file is left for the next run to overwrite.
+    ``close`` removes the file.
+
+    Args:
+        path: the final name.
+        layout: of the shard.
+        is_committed: whether another process finished the shard before it was claimed.
+
+    Raises:
+        ClaimedError: another live process has claimed the shard, or finished it meanwhile.
     """
 
-    def __init__(self, path: Path, layout: ShardLayout) -> None:
+    def __init__(
+        self, path: Path, layout: ShardLayout, is_committed: Callable[[], bool] = lambda: False
+    ) -> None:
         self._path = path
         self._layout = layout
-        self._file = open(tmp_path(path), "wb", buffering=0)  # noqa: SIM115
-        self._file.write(layout.header)
-        self._file.truncate(layout.file_size)
+        self._claim = Claim(path)
+        self._file = self._claim.file
+        try:
+            if is_committed():
+                raise ClaimedError(path)
+            with names(path):
+                self._file.truncate(0)
+                write_all(self._file, layout.header)
+                self._file.truncate(layout.file_size)
+        except BaseException:
+            self.close()
+            raise
         self.bytes_written = len(layout.header)
 
     def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.close()
 
-    def write_row(self, row: int, tensors: dict[str, Tensor]) -> int:
+    def close(self) -> None:
+        """End the claim. What was not committed is removed."""
+        self._claim.close()
+
+    def write_row(self, row: int, tensors: dict[str, Tensor]) -> tuple[int, ...]:
         """Write the real tokens of one row.
 
         Args:
@@ -41,29 +67,31 @@ class ShardWriter:
                 positions), in the field's type.
 
         Returns:
-            The row's digest.
+            The digest of each field, in file order.
         """
-        runs: list[memoryview] = []
+        digests = []
         for field in self._layout.fields:
             tensor = tensors[field.name]
             assert tensor.dtype == torch_dtype(field.dtype), field.name
             data = tensor.contiguous().view(uint8).numpy().reshape(-1).data.cast("B")
             length = tensor.shape[field.token_axis]
+            runs: list[memoryview] = []
             start = 0
             for offset, size in self._layout.row_extents(field, row, length):
                 runs.append(data[start : start + size])
                 self._write(runs[-1], offset)
                 start += size
             assert start == len(data), field.name
-        return row_digest(runs)
+            digests.append(field_digest(*runs))
+        return tuple(digests)
 
     def _write(self, data: memoryview, offset: int) -> None:
         done = 0
-        while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:], offset + done)
+        with names(self._path):
+            while done < len(data):
+                done += os.pwrite(self._file.fileno(), data[done:], offset + done)
         self.bytes_written += done
 
     def commit(self) -> None:
         """Make the data durable and publish the file."""
-        os.fsync(self._file.fileno())
-        publish(self._path)
+        self._claim.publish()

@@ -1,5 +1,7 @@
 """The errors that a user can mend."""
 
+from signal import Signals
+
 
 def one_line(text: str) -> str:
     """A message that may quote a library's several lines, as one."""
@@ -20,8 +22,28 @@ class IncompatibleCacheError(InputError):
     """A cache that cannot be used as asked: unfinished, another identity, or a field is missing."""
 
 
+class OtherVersionError(IncompatibleCacheError):
+    """A cache of a format version that this dspark does not know. Nothing can be said of it."""
+
+
 class TooManySkippedError(Exception):
     """A capture that is finished but skipped more rows than it was allowed to.
 
     The message names the limit and lists the reasons. The command line exits with 1.
     """
+
+
+class FollowerError(Exception):
+    """A failure that another worker of the job has already told. The command line is silent."""
+
+
+class StoppedError(BaseException):
+    """SIGINT or SIGTERM: stop now; what is committed stays.
+
+    Attributes:
+        exit_code: 130 or 143, as shells give.
+    """
+
+    def __init__(self, signal_number: int, where: str = "") -> None:
+        super().__init__(" ".join(["stopped by", Signals(signal_number).name, where]).strip())
+        self.exit_code = 128 + signal_number

@@ -16,15 +16,23 @@ class CachePaths:
 
     def shard(self, shard: int) -> Path:
         """The tensors of a shard (safetensors)."""
-        return self.root / "shards" / f"{self._stem(shard)}.safetensors"
+        return shards_dir(self.root) / f"{self._stem(shard)}.safetensors"
 
     def index(self, shard: int) -> Path:
         """The sample index of a shard (Parquet). Its presence commits the shard."""
-        return self.root / "index" / f"{self._stem(shard)}.parquet"
+        return index_dir(self.root) / f"{self._stem(shard)}.parquet"
 
 
 def manifest_path(root: Path) -> Path:
     return root / "manifest.json"
+
+
+def shards_dir(root: Path) -> Path:
+    return root / "shards"
+
+
+def index_dir(root: Path) -> Path:
+    return root / "index"
 
 
 def target_dir(root: Path) -> Path:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dspark.schemas.digest import field_digest, file_digest
 from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.fields import Field, build_fields
 from dspark.schemas.index import OK, SKIPPED, IndexRow, write_index
@@ -107,6 +108,7 @@ def write_cache(
         logits=logits,
         versions={},
         shard_bytes=layout.file_size,
+        target_files={head_path(root).name: file_digest(head_path(root))},
     )
     counts = {"ok": 0, "tokens": 0, "image_tokens": 0, "loss_tokens": 0}
     skipped = 0
@@ -127,8 +129,10 @@ def write_cache(
                 )
                 picture = not (text_every and sample % text_every == 0)
                 tensors = _row(fields, length, picture, embeddings, head, generator)
-                for field in fields:
+                digests = [
                     _write(file.fileno(), layout, field, row, tensors[field.name])
+                    for field in fields
+                ]
                 entry = IndexRow(
                     sample,
                     row,
@@ -137,13 +141,15 @@ def write_cache(
                     length=length,
                     image_tokens=int(tensors["image_mask"].sum()),
                     loss_tokens=int(tensors["loss_mask"].sum()),
+                    digests=tuple(digests),
                 )
                 index.append(entry)
                 counts["ok"] += 1
                 counts["tokens"] += length
                 counts["image_tokens"] += entry.image_tokens
                 counts["loss_tokens"] += entry.loss_tokens
-        write_index(paths.index(shard), index, {"identity": manifest.identity_hash})
+        facts = {"head_error": None, "identity": manifest.identity_hash}
+        write_index(paths.index(shard), index, facts)
     total = Counts(**counts, skipped={"too_long": skipped} if skipped else {})
     write_manifest(root, manifest.finished(total, None))
     return root
@@ -202,10 +208,12 @@ def _row(
     }
 
 
-def _write(fd: int, layout: ShardLayout, field: Field, row: int, tensor: Tensor) -> None:
+def _write(fd: int, layout: ShardLayout, field: Field, row: int, tensor: Tensor) -> int:
+    """Write the real tokens of a field of a row; returns their digest."""
     data = tensor.view(torch.uint8).numpy().tobytes()
     extents = layout.row_extents(field, row, tensor.shape[field.token_axis])
     start = 0
     for offset, size in extents:
         os.pwrite(fd, data[start : start + size], offset)
         start += size
+    return field_digest(data)

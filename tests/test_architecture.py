@@ -8,6 +8,8 @@ ALLOWED = {
     "schemas": {"schemas"},
     "capture": {"capture", "schemas", "bundled"},
     "train_from_cache": {"train_from_cache", "schemas"},
+    "verify": {"verify", "schemas"},
+    "reports": {"reports", "capture", "train_from_cache", "verify", "schemas"},
 }
 
 

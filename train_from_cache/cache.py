@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
+from dspark.schemas.digest import field_digest, file_digest
 from dspark.schemas.dtypes import torch_dtype
+from dspark.schemas.durable import names
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.fields import Field
-from dspark.schemas.index import OK, read_index
+from dspark.schemas.index import read_index
 from dspark.schemas.manifest import Manifest, read_manifest
-from dspark.schemas.paths import CachePaths
+from dspark.schemas.paths import CachePaths, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 
 _OPEN_SHARDS = 256
@@ -27,65 +30,61 @@ _OPEN_SHARDS = 256
 class Cache:
     """A finished cache. ``cache[i]`` gives the stored tensors of dataset row ``i``.
 
+    Args:
+        root: the cache directory.
+        check_digests: compare all that is read with its digest: the files of ``target/`` now, each
+            field of a row whenever it is read.
+
+    Raises:
+        IncompatibleCacheError: ``root`` is no cache, or an unfinished or damaged one.
+
     Attributes:
         root: the cache directory.
         manifest: what is stored and how.
         lengths: int32 ``[M]``, stored tokens of each dataset row, 0 where it was skipped.
         image_tokens: int32 ``[M]``, positions of each row that a picture fills.
         loss_tokens: int32 ``[M]``, supervised positions of each row.
+        check_digests: whether what is read is compared with its digest.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, check_digests: bool = False) -> None:
         self.root = root
         self.manifest: Manifest = read_manifest(root)
         if not self.manifest.complete:
             raise IncompatibleCacheError(
-                f"{root}: the capture is not finished; run the same 'dspark capture' command "
-                "again, it continues with the missing shards"
+                f"{root}: the capture is not finished; this continues it with the missing shards "
+                f"({NOT_RECORDED} must be given again if they were): "
+                + capture_command(root, self.manifest)
             )
         # Files are opened late, perhaps from another working directory.
         self._paths = CachePaths(root.absolute(), self.manifest.num_shards)
         self._layout = ShardLayout(self.manifest.fields, self.manifest.rows_per_shard)
-        size = self.manifest.num_samples
-        self.lengths = np.zeros(size, np.int32)
-        self.image_tokens = np.zeros(size, np.int32)
-        self.loss_tokens = np.zeros(size, np.int32)
-        for shard in range(self.manifest.num_shards):
-            rows = self.manifest.rows_of(shard)
-            path = self._paths.index(shard)
-            table, facts = read_index(path)
-            if facts.get("identity") != self.manifest.identity_hash:
-                raise IncompatibleCacheError(
-                    f"{path}: it belongs to a capture with other settings than the manifest's; run "
-                    "the capture again, which redoes this shard alone"
-                )
-            if table["sample"].to_pylist() != list(rows):
-                raise IncompatibleCacheError(
-                    f"{path}: it does not list dataset rows {rows.start} to {rows.stop - 1}; "
-                    "delete this file and run the capture again, which redoes this shard alone"
-                )
-            where = slice(rows.start, rows.stop)
-            ok = np.asarray([s == OK for s in table["status"].to_pylist()], bool)
-            limit: int | np.ndarray = self.manifest.max_length
-            for name, column in (
-                ("length", self.lengths),
-                ("image_tokens", self.image_tokens),
-                ("loss_tokens", self.loss_tokens),
-            ):
-                counts = table[name].fill_null(-1).to_numpy()
-                if ((counts < 0) | (counts > limit))[ok].any():
-                    raise IncompatibleCacheError(
-                        f"{path}: a row's {name} is beyond what fits in it; delete this file and "
-                        "run the capture again, which redoes this shard alone"
-                    )
-                column[where] = np.where(ok, counts, 0)
-                limit = self.lengths[where]
+        self.check_digests = check_digests
+        self._read_indexes(CachePaths(root, self.manifest.num_shards))
+        if check_digests:
+            self._check_target_files()
         # A file that drops out of this cache is closed once no thread reads from it any more.
         self._file = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
 
+    def _read_indexes(self, paths: CachePaths) -> None:
+        # What is allocated follows from what is found, not from what the manifest says.
+        columns: dict[str, list[np.ndarray]] = {"length": [], "image_tokens": [], "loss_tokens": []}
+        digests: list[np.ndarray] = []
+        for shard in range(self.manifest.num_shards):
+            table, _ = read_index(paths, self.manifest, shard)
+            for name, arrays in columns.items():
+                arrays.append(table[name].to_numpy())
+            if self.check_digests:
+                digests.append(table["digests"].combine_chunks().flatten().to_numpy())
+        self.lengths, self.image_tokens, self.loss_tokens = map(np.concatenate, columns.values())
+        if self.check_digests:
+            fields = len(self.manifest.fields)
+            self._digests = np.zeros((len(self), fields), np.uint64)
+            self._digests[self.lengths > 0] = np.concatenate(digests).reshape(-1, fields)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers of a data loader open the files on their own.
-        return type(self), (self.root.absolute(),)
+        return type(self), (self.root.absolute(), self.check_digests)
 
     def __enter__(self) -> "Cache":
         return self
@@ -153,7 +152,8 @@ class Cache:
             Bytes read.
 
         Raises:
-            IncompatibleCacheError: the shard file is missing or shorter than it must be.
+            IncompatibleCacheError: the shard file is missing or shorter than it must be, or digests
+                are checked and the bytes do not have theirs.
         """
         sample = index(sample)
         shard, row = divmod(sample, self.manifest.rows_per_shard)
@@ -162,47 +162,94 @@ class Cache:
         extents = self._layout.row_extents(field, row, length)
         stride = data.size // len(extents)
         file = self._file(shard)
-        for i, (offset, size) in enumerate(extents):
-            _read_fully(file, data[i * stride : i * stride + size], offset)
+        runs = [data[i * stride : i * stride + size] for i, (_, size) in enumerate(extents)]
+        for run, (offset, _) in zip(runs, extents, strict=True):
+            if not _read_fully(file, run, offset):
+                raise IncompatibleCacheError(
+                    f"{self._paths.shard(shard)}: ends before byte {offset + run.size}; "
+                    + self._way_out()
+                )
+        if self.check_digests and length:
+            self._check(sample, field, runs)
         return sum(size for _, size in extents)
+
+    def _check(self, sample: int, field: Field, runs: Sequence[np.ndarray]) -> None:
+        shard, _ = divmod(sample, self.manifest.rows_per_shard)
+        found = field_digest(*(run.data for run in runs))
+        if found != int(self._digests[sample, self.manifest.fields.index(field)]):
+            raise IncompatibleCacheError(
+                f"{self._paths.shard(shard)}: {field.name} of dataset row {sample} is damaged: its "
+                f"bytes do not have the digest of the index; {self._way_out()}"
+            )
+
+    def _check_target_files(self) -> None:
+        for name, file in self.manifest.target_files.items():
+            path = target_dir(self.root) / name
+            try:
+                found = file_digest(path)
+            except OSError as error:
+                raise IncompatibleCacheError(
+                    f"{path}: {error.strerror}; {self._way_out()}"
+                ) from None
+            if found != file:
+                raise IncompatibleCacheError(
+                    f"{path}: damaged: its bytes do not have the digest of the manifest; "
+                    + self._way_out()
+                )
 
     def _open_shard(self, shard: int) -> FileIO:
         path = self._paths.shard(shard)
         try:
-            file = FileIO(path)
+            file = FileIO(path, opener=_open_at_once)
+            size = os.fstat(file.fileno()).st_size
+            expected = self._layout.header
+            sound = size == self._layout.file_size and (
+                os.pread(file.fileno(), len(expected), 0) == expected
+            )
         except OSError as error:
-            raise IncompatibleCacheError(
-                f"{path}: {error.strerror}; {self._way_out(shard)}"
-            ) from None
-        size = os.fstat(file.fileno()).st_size
-        header = os.pread(file.fileno(), len(self._layout.header), 0)
-        if size != self._layout.file_size or header != self._layout.header:
+            raise IncompatibleCacheError(f"{path}: {error.strerror}; {self._way_out()}") from None
+        if not sound:
             raise IncompatibleCacheError(
                 f"{path}: not the shard that the manifest describes ({size} bytes, "
-                f"{self._layout.file_size} expected, or another header); {self._way_out(shard)}"
+                f"{self._layout.file_size} expected, or another header); {self._way_out()}"
             )
         return file
 
-    def _way_out(self, shard: int) -> str:
-        return f"delete its index file {self._paths.index(shard)} and run the capture again"
+    def _way_out(self) -> str:
+        return (
+            f"run '{repair_command(self.root)}' and then the capture again, which redoes what is "
+            "damaged and nothing else: " + capture_command(self.root, self.manifest)
+        )
 
 
-def _read_fully(file: FileIO, out: np.ndarray, offset: int) -> None:
+def _open_at_once(path: str, flags: int) -> int:
+    """``os.open`` that does not wait where ``path`` is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_fully(file: FileIO, out: np.ndarray, offset: int) -> bool:
+    """Fill ``out`` from ``offset`` of the file; False if the file ends before."""
     done = 0
     while done < out.size:
-        count = os.preadv(file.fileno(), [out[done:].data], offset + done)
+        with names(Path(str(file.name))):
+            count = os.preadv(file.fileno(), [out[done:].data], offset + done)
         if count == 0:
-            raise IncompatibleCacheError(f"{file.name!s}: ends before byte {offset + out.size}")
+            return False
         done += count
+    return True
 
 
-def open_cache(path: str | os.PathLike[str]) -> Cache:
+def open_cache(path: str | os.PathLike[str], *, check_digests: bool = False) -> Cache:
     """Open a finished cache for reading.
+
+    Args:
+        path: the cache directory.
+        check_digests: compare all that is read with its digest, and raise where it differs.
 
     Raises:
         IncompatibleCacheError: ``path`` is no cache, or an unfinished or damaged one.
     """
-    return Cache(Path(path))
+    return Cache(Path(path), check_digests)
 
 
 def ok_rows(cache: Cache) -> np.ndarray:

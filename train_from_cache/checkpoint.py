@@ -5,9 +5,6 @@ trainable parameters and the optimizer's moments.
 """
 
 import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dspark.schemas.disk_errors import os_errors
 from dspark.schemas.durable import publish, tmp_path
 from dspark.schemas.errors import InputError
 
@@ -70,19 +68,6 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
             "another --out"
         ) from None
     return step
-
-
-@contextmanager
-def os_errors(path: Path) -> Iterator[None]:
-    """Raise what safetensors makes of a full disk and its like as the OSError that it was."""
-    try:
-        yield
-    except SafetensorError as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
-            raise
-        code = int(found[1])
-        raise OSError(code, os.strerror(code), str(path)) from None
 
 
 def make_durable(path: Path) -> None:

@@ -25,7 +25,9 @@ def number_ids(root: Path, vocab_size: int) -> Tensor | None:
 
     path = target_dir(root)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
         known = min(vocab_size, len(tokenizer))
         texts = tokenizer.batch_decode([[i] for i in range(known)])
     except Exception as error:  # transformers raises almost anything on files it cannot read

@@ -6,11 +6,12 @@ from typing import Any
 
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.index import OK, read_index
-from dspark.schemas.manifest import read_manifest
+from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.paths import CachePaths, target_dir
 from dspark.train_from_cache.cache import Cache
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
+_PAGE = 4096
 
 
 def inspect_cache(path: str) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def inspect_cache(path: str) -> dict[str, Any]:
     shards = [p for i in range(manifest.num_shards) if (p := paths.shard(i)).exists()]
     stats = [p.stat() for p in shards]
     tokens = manifest.counts.tokens
-    fields = [
+    fields: list[dict[str, Any]] = [
         {
             "name": f.name,
             "dtype": f.dtype,
@@ -36,6 +37,8 @@ def inspect_cache(path: str) -> dict[str, Any]:
         }
         for f in manifest.fields
     ]
+    real_bytes = sum(f["real_bytes"] for f in fields)
+    physical_bytes = sum(s.st_blocks * _BLOCK for s in stats)
     return {
         "path": str(root),
         "complete": manifest.complete,
@@ -51,11 +54,21 @@ def inspect_cache(path: str) -> dict[str, Any]:
         "counts": asdict(manifest.counts),
         "target": asdict(manifest.target),
         "fields": fields,
-        "real_bytes": sum(f["real_bytes"] for f in fields),
-        "physical_bytes": sum(s.st_blocks * _BLOCK for s in stats),
+        "real_bytes": real_bytes,
+        "physical_bytes": physical_bytes,
+        "filled_bytes": _filled_bytes(manifest, real_bytes, physical_bytes),
         "logical_bytes": sum(s.st_size for s in stats),
         "cache_bytes": sum(p.stat().st_blocks * _BLOCK for p in root.rglob("*") if p.is_file()),
     }
+
+
+def _filled_bytes(manifest: Manifest, real_bytes: int, physical_bytes: int) -> int:
+    """Bytes of padding on disk; 0 if they are hardly more than the rests of disk blocks."""
+    if not manifest.complete:
+        return 0  # its counts are not known yet
+    runs = manifest.counts.ok * sum(len(f.extents(1)) for f in manifest.fields)
+    filled = physical_bytes - real_bytes
+    return filled if filled - 2 * _PAGE * runs > 0.1 * real_bytes else 0
 
 
 def inspect_sample(path: str, sample: int) -> dict[str, Any]:
@@ -69,7 +82,8 @@ def inspect_sample(path: str, sample: int) -> dict[str, Any]:
     if not 0 <= sample < len(cache):
         raise InputError(f"--sample {sample}: the cache has rows 0 to {len(cache) - 1}")
     shard, row = divmod(sample, cache.manifest.rows_per_shard)
-    table, _ = read_index(CachePaths(cache.root, cache.manifest.num_shards).index(shard))
+    paths = CachePaths(cache.root, cache.manifest.num_shards)
+    table, _ = read_index(paths, cache.manifest, shard)
     entry = table.slice(row, 1).to_pylist()[0]
     tokens = []
     if entry["status"] == OK:
@@ -115,7 +129,9 @@ def _texts(root: Path, ids: list[int]) -> list[str]:
     if not folder.is_dir():
         raise IncompatibleCacheError(f"{folder}: missing; run the capture again, it writes it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises almost anything on files it cannot read
         raise IncompatibleCacheError(
             f"{folder}: the tokenizer cannot be loaded ({type(error).__name__}: {error}); delete "

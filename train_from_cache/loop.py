@@ -14,7 +14,7 @@ import xxhash
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from dspark.schemas.errors import InputError
+from dspark.schemas.errors import InputError, StoppedError
 from dspark.train_from_cache.batch import Batch, LossTerm
 from dspark.train_from_cache.drafts.base import Draft
 from dspark.train_from_cache.evaluate import quick_tau, without_hidden_states
@@ -72,12 +72,12 @@ def run(
 
     Raises:
         InputError: loss or gradient is not finite; the state before that update was saved.
-        KeyboardInterrupt: Ctrl-C, after the update under way was finished and saved.
+        StoppedError: SIGINT or SIGTERM, after the update under way was finished and saved.
     """
     trainable = [p for p in draft.parameters() if p.requires_grad]
     draft.train()
     speed = _Speed(start)
-    with _Interrupt() as interrupt:
+    with _StopRequest() as stop:
         for step, batch in zip(range(start, plan.steps), batches, strict=True):
             teacher = Teacher(batch, head)
             inputs = without_hidden_states(batch) if plan.zero_hidden_states else batch
@@ -119,10 +119,10 @@ def run(
                     }
                 )
             progress.step(done, loss_value, tau, plan.batch_size)
-            if done % plan.save_every == 0 or done == plan.steps or interrupt.requested:
+            if done % plan.save_every == 0 or done == plan.steps or stop.requested:
                 save(done)
-            if interrupt.requested:
-                raise KeyboardInterrupt(f"stopped after step {done}; continue with --resume")
+            if stop.requested:
+                raise StoppedError(stop.requested, f"after step {done}")
 
 
 def total_loss(terms: dict[str, LossTerm]) -> Tensor:
@@ -153,22 +153,23 @@ class _Speed:
         return speed
 
 
-class _Interrupt:
-    """Turns the first Ctrl-C into a wish, so that it never splits an update; a second one stops
-    at once.
+class _StopRequest:
+    """Turns the first SIGINT or SIGTERM into a wish, so that it never splits an update; a second
+    one stops at once.
 
     Attributes:
-        requested: whether it came.
+        requested: the signal that came, or None.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested: int | None = None
 
-    def __enter__(self) -> "_Interrupt":
+    def __enter__(self) -> "_StopRequest":
         # Only the main thread may set handlers, and only it is interrupted.
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
-            self._before = signal.signal(signal.SIGINT, self._note)
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -177,9 +178,9 @@ class _Interrupt:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._main:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, self._before)
+        self.requested = number
+        signal.signal(number, self._before[number])

@@ -20,10 +20,11 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from dspark.schemas.disk_errors import os_errors
 from dspark.schemas.durable import fsync_dir, write_file
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import identity_differences
-from dspark.train_from_cache.checkpoint import make_durable, os_errors, state_path
+from dspark.train_from_cache.checkpoint import make_durable, state_path
 
 _SETTINGS = "training.json"
 _METRICS = "metrics.jsonl"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.schemas.dtypes import torch_dtype
+from dspark.schemas.errors import InputError
 from dspark.schemas.fields import Field
 from dspark.train_from_cache.batch import Batch
 from dspark.train_from_cache.cache import Cache
@@ -47,6 +48,9 @@ class BatchStream:
             batches: dataset rows of each batch, in order.
             batch_size: B, rows of the largest batch.
             device: where the tensors shall lie; the CPU by default.
+
+        Raises:
+            InputError: the ring does not fit into memory.
         """
         self.bytes_read = 0
         self._cache = cache
@@ -61,11 +65,17 @@ class BatchStream:
 
     def _buffer(self, field: Field, batch_size: int, longest: int) -> Tensor:
         token = math.prod(field.row_shape) // field.row_shape[field.token_axis]
-        return torch.empty(
-            batch_size * longest * token,
-            dtype=torch_dtype(field.dtype),
-            pin_memory=self._device.type == "cuda",
-        )
+        try:
+            return torch.empty(
+                batch_size * longest * token,
+                dtype=torch_dtype(field.dtype),
+                pin_memory=self._device.type == "cuda",
+            )
+        except (RuntimeError, TypeError) as error:  # no memory; more than a size can be
+            raise InputError(
+                f"--batch-size {batch_size}: {RING} batches of that many rows of up to {longest:,} "
+                f"tokens do not fit into memory; give a smaller one ({error})"
+            ) from None
 
     def __enter__(self) -> "BatchStream":
         return self

@@ -77,6 +77,7 @@ def train_draft(
     save_every: int = 500,
     log_every: int = 10,
     resume: bool = False,
+    check_digests: bool = False,
     device: str = "auto",
     progress: bool = True,
 ) -> TrainResult:
@@ -102,12 +103,13 @@ def train_draft(
         save_every: steps between two saves of the training state.
         log_every: steps between two log records.
         resume: go on with the training in ``out``; does nothing if it is finished.
+        check_digests: compare all that is read with its digest, and stop where it differs.
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: show a progress bar, or lines, on stderr.
 
     Raises:
         InputError: an argument, the cache or ``out`` does not allow it, or the loss is not finite.
-        KeyboardInterrupt: Ctrl-C; where updates were done, the message says how to go on.
+        StoppedError: SIGINT or SIGTERM, after the update under way was finished and saved.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
@@ -124,7 +126,7 @@ def train_draft(
         {"warmup": warmup, "eval_fraction": eval_fraction},
         seed,
     )
-    opened = open_cache(cache)
+    opened = open_cache(cache, check_digests=check_digests)
     cls = draft_class(arch)
     config = cls.config_from_cache(opened.manifest, dict(draft_config or {}))
     draft_fields(opened, cls, config)

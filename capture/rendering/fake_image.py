@@ -19,19 +19,21 @@ from dspark.schemas.errors import InputError
 FAKE_IMAGE = Image.new("RGB", (64, 64), (128, 128, 128))
 
 
-def needs_fake_image(option: str, processor: Any, *, sharded: bool) -> bool:
+def needs_fake_image(option: str, processor: Any) -> bool:
     """Whether text-only rows get a fake picture; never in a target that takes no pictures.
+
+    ``auto`` gives none: a target under ``--fsdp`` gathers its vision tower with the root, so that
+    workers without pictures need not enter it.
 
     Args:
         option: ``auto``, ``always`` or ``never``.
         processor: of the target, or the tokenizer of a text-only target.
-        sharded: the target's vision tower is spread over several processes.
 
     Raises:
         InputError: they should, but a picture cannot be put after a conversation.
     """
     renderer = renderer_of(processor)
-    if not renderer.takes_pictures or not (option == "always" or (option == "auto" and sharded)):
+    if not renderer.takes_pictures or option != "always":
         return False
     try:
         fake_text(renderer)

@@ -59,3 +59,8 @@ def find_head(model: Any) -> nn.Module | None:
         return named
     heads = [m for name, m in model.named_modules() if name.split(".")[-1] == "lm_head"]
     return heads[0] if len(heads) == 1 else None
+
+
+def name_of(model: nn.Module, module: nn.Module) -> str:
+    """The path of a module inside a model."""
+    return next(name for name, found in model.named_modules() if found is module)

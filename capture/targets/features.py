@@ -40,7 +40,7 @@ class Features:
     streams: dict[str, int]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def capture_features(
     target: Target,
     inputs: dict[str, Any],

@@ -32,6 +32,11 @@ def why_not_loadable(part: str, error: Exception) -> str:
         return "it brings its own code along; give --trust-remote-code if you trust that code"
     if part == "processor" and ("torchvision" in lower or "video processor" in lower):
         return _NEEDS_TORCHVISION
+    if part == "model" and "model.safetensors" in lower:
+        return (
+            "it has no weights in safetensors files, and pickle files (.bin) are not read; convert "
+            "them with transformers' from_pretrained and save_pretrained"
+        )
     if "flash_attn" in lower or "attn_implementation" in lower or "flashattention" in lower:
         return f"its attention cannot be set up ({_first_line(text)}); see --attn-implementation"
     if "ignore_mismatched_sizes" in lower:

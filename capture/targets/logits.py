@@ -1,5 +1,7 @@
 """What a cache keeps of the target's logits, and the proof that the stored head gives them back."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from accelerate.utils import align_module_device
@@ -33,7 +35,7 @@ def stored_logits(logits: Tensor, mode: str, dtype: torch.dtype) -> dict[str, Te
     }
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def prove_head(target: Target, features: Features) -> float:
     """Prove on real rows that the stored head reproduces the target's own logits.
 
@@ -50,7 +52,8 @@ def prove_head(target: Target, features: Features) -> float:
     """
     assert features.logits is not None
     own = features.logits.float().to(features.last_hidden.device)
-    exact = _apply_head(target, features.last_hidden)
+    stored = features.stored["last_hidden_state"].to(features.last_hidden.dtype)
+    exact, recomputed = _apply_head(target, features.last_hidden, stored)
     tolerance = _TOLERANCE.get(features.last_hidden.dtype, _TOLERANCE_16_BIT)
     error = (exact - own).abs().max().item()
     if not error <= tolerance * max(1.0, own.abs().max().item()):
@@ -59,19 +62,25 @@ def prove_head(target: Target, features: Features) -> float:
             f"differ by up to {error:.3g} from its head applied to last_hidden_state, so it caps "
             "or scales them; use --logits full or --logits topk:64"
         )
-    stored = features.stored["last_hidden_state"].to(features.last_hidden.dtype)
-    return (_apply_head(target, stored) - own).abs().max().item()
+    return (recomputed - own).abs().max().item()
 
 
-def _apply_head(target: Target, hidden: Tensor) -> Tensor:
+def _apply_head(target: Target, *hidden: Tensor) -> list[Tensor]:
     head = target.head
     if head is None:
         raise InputError(
             f"--logits head (which auto takes where full logits are large): {target.id} names no "
             "head; use --logits full or --logits topk:64"
         )
+    if target.gathered is not None:
+        weight = target.gathered["lm_head.weight"].to(target.device)
+        bias = target.gathered.get("lm_head.bias")
+        return _linear(weight, None if bias is None else bias.to(target.device), hidden)
     with align_module_device(head):  # accelerate may keep its weights elsewhere between calls
-        weight = head.weight
-        assert isinstance(weight, Tensor)
-        rows = F.linear(hidden.to(weight.device), weight, getattr(head, "bias", None))
-    return rows.float().to(hidden.device)
+        assert isinstance(head.weight, Tensor)
+        return _linear(head.weight, getattr(head, "bias", None), hidden)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, hidden: Sequence[Tensor]) -> list[Tensor]:
+    rows = (F.linear(h.to(weight.device), weight, bias) for h in hidden)
+    return [r.float().to(h.device) for r, h in zip(rows, hidden, strict=True)]

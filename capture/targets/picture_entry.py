@@ -62,8 +62,7 @@ def embedded_otherwise(
         features: of these ids.
         dtype: of the stored floats.
     """
-    with torch.inference_mode():
-        expected = target.embedding(ids.to(target.device)).to(dtype)
+    expected = target.embed(ids).to(dtype)
     stored = features.stored["inputs_embeds"]
     differs = (expected.to(stored.device) != stored).any(-1).cpu()
     return sorted(set(ids[differs & (ids != _no_id(target.image_token_id))].tolist()))

@@ -11,6 +11,7 @@ from dspark.capture.rendering.encode import encode
 from dspark.capture.targets.features import Features, capture_features
 from dspark.capture.targets.picture_entry import embedded_otherwise, where_pictures_enter
 from dspark.capture.targets.target import Target
+from dspark.capture.workers.replica import reaching_peers
 from dspark.schemas.conversations import Conversation
 from dspark.schemas.errors import InputError
 
@@ -116,15 +117,17 @@ def _run(
 ) -> Features:
     length = inputs["input_ids"].shape[1]
     try:
-        return capture_features(
-            target, inputs, [length], layers=layers, dtype=dtype, with_logits=True
-        )
+        with reaching_peers():
+            return capture_features(
+                target, inputs, [length], layers=layers, dtype=dtype, with_logits=True
+            )
     except InputError:
         raise
     except Exception as error:  # what the code of models raises has no bound
+        advice = "" if target.gathered is None else "; split it otherwise: --fsdp or --device-map"
         raise InputError(
             f"--target {target.id}: its forward pass fails on one small conversation "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"({type(error).__name__}: {_first_line(error)}){advice}"
         ) from None
 
 

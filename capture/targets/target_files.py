@@ -1,62 +1,89 @@
 """The part of the target that a cache carries, so that a trainer never needs the target itself."""
 
-import os
-import shutil
+import json
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import torch
-from accelerate.utils import align_module_device
-from safetensors.torch import save_file
+import xxhash
+from safetensors.torch import save
 from torch import Tensor
 
 from dspark.capture.targets.target import Target
-from dspark.schemas.durable import fsync_dir, tmp_path
+from dspark.schemas.digest import FileDigest
+from dspark.schemas.disk_errors import os_errors
+from dspark.schemas.durable import is_tmp, make_dir, replacing, write_all
+from dspark.schemas.errors import InputError
 from dspark.schemas.paths import head_path, target_dir
 
-_FINAL_NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")
-_EMBED_CHUNK = 8192
 
-
-def write_target_files(root: Path, target: Target) -> None:
+def write_target_files(root: Path, target: Target) -> dict[str, FileDigest]:
     """Write ``target/`` of a cache: config, tokenizer, processor, chat template and head weights.
 
     ``head.safetensors`` holds ``embed_tokens.weight`` ``[rows, H]`` as the embedding module returns
     it (scaling included), ``lm_head.weight`` ``[V, H]``, ``lm_head.bias`` where there is one, and
     ``norm.weight`` (and ``norm.bias``) ``[H]`` where the backbone has a final norm of that kind; in
-    the target's own number type.
+    the target's own number type. It is written last: where it is, the others are whole.
+
+    Returns:
+        What each file is, by its path under ``target/``, sorted.
+
+    Raises:
+        InputError: a file of another target is there.
     """
-    final = target_dir(root)
-    tmp = tmp_path(final)
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
-    target.model.config.save_pretrained(tmp)
-    target.processor.save_pretrained(tmp)
-    save_file(head_tensors(target), tmp / head_path(root).name)
-    for path in tmp.iterdir():
-        os.chmod(path, 0o644)
-        with open(path, "rb") as f:
-            os.fsync(f.fileno())
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(tmp, final)
-    fsync_dir(root)
+    folder = target_dir(root)
+    make_dir(folder)
+    digests: dict[str, FileDigest] = {}
+    with TemporaryDirectory(prefix="dspark-") as scratch, os_errors(Path(scratch)):
+        target.model.config.save_pretrained(scratch)
+        target.processor.save_pretrained(scratch)
+        saved = _files(Path(scratch))
+        if others := sorted(_files(folder).keys() - saved.keys() - {head_path(root).name}):
+            raise InputError(
+                f"{folder / others[0]}: not a file of this target, and it would be loaded together "
+                "with those; delete it and give the same command again"
+            )
+        for name, path in saved.items():
+            make_dir((folder / name).parent)
+            digests[name] = _write(folder / name, [path.read_bytes()])
+    head = head_path(root)
+    digests[head.name] = _write(head, _safetensors(target.head_tensors()))
+    return dict(sorted(digests.items()))
 
 
-@torch.inference_mode()
-def head_tensors(target: Target) -> dict[str, Tensor]:
-    embedding: Any = target.embedding
-    ids = torch.arange(embedding.weight.shape[0], device=target.device)
-    tensors = {
-        "embed_tokens.weight": torch.cat([embedding(i).cpu() for i in ids.split(_EMBED_CHUNK)])
-    }
-    norms = (getattr(target.backbone, name, None) for name in _FINAL_NORM_NAMES)
-    norm = next((n for n in norms if isinstance(getattr(n, "weight", None), Tensor)), None)
-    for name, module in (("lm_head", target.head), ("norm", norm)):
-        if module is None:
-            continue
-        with align_module_device(module):  # accelerate may keep weights elsewhere between calls
-            for key in ("weight", "bias"):
-                value = getattr(module, key, None)
-                if isinstance(value, Tensor):
-                    tensors[f"{name}.{key}"] = value.detach().to("cpu", copy=True)
-    return {k: v.contiguous() for k, v in tensors.items()}
+def _files(folder: Path) -> dict[str, Path]:
+    paths = (p for p in folder.rglob("*") if p.is_file() and not is_tmp(p))
+    return {p.relative_to(folder).as_posix(): p for p in paths}
+
+
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
+    state = xxhash.xxh3_64()
+    size = 0
+    with replacing(path) as file:
+        for chunk in chunks:
+            write_all(file, chunk)
+            state.update(chunk)
+            size += len(chunk)
+    return FileDigest(size, state.hexdigest())
+
+
+def _safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, tensor by tensor.
+
+    ``safetensors.save`` copies all of them, and ``save_file`` writes to a temporary file of its own
+    name and mode, which nothing locks.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    empty = save({name: tensors[name].flatten()[:0] for name in names})
+    header = json.loads(empty[8:])  # has the library's names of the types
+    end = 0
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # aligns the data
+    yield struct.pack("<Q", len(text)) + text
+    for name in names:
+        yield tensors[name].flatten().view(torch.uint8).numpy().data

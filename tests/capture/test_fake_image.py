@@ -87,18 +87,13 @@ def test_capture_with_fake_pictures(
                 assert torch.equal(row[key], value), (sample, key)
 
 
-def test_auto_is_for_sharded_targets() -> None:
+def test_only_who_asks_gets_fake_pictures() -> None:
     processor = llava_processor()
-    for option, expected in (
-        ("auto", [False, True]),
-        ("always", [True] * 2),
-        ("never", [False] * 2),
-    ):
-        needs = [needs_fake_image(option, processor, sharded=s) for s in (False, True)]
-        assert needs == expected
+    needs = {o: needs_fake_image(o, processor) for o in ("auto", "always", "never")}
+    assert needs == {"auto": False, "always": True, "never": False}
     tokenizer = processor.tokenizer
     tokenizer.chat_template = processor.chat_template
-    assert not needs_fake_image("always", tokenizer, sharded=True)
+    assert not needs_fake_image("always", tokenizer)
 
 
 def test_a_picture_that_begins_with_a_line_break() -> None:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 import dspark
 from dspark.capture.targets.features import capture_features
+from dspark.capture.targets.loading import load_target
 from dspark.capture.targets.logits import prove_head
 from dspark.capture.targets.logits_mode import resolve_logits
 from dspark.capture.targets.probe import PICTURES, probe_inputs
-from dspark.capture.targets.target import load_target
 from dspark.schemas.errors import InputError
 
 

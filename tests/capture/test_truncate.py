@@ -14,7 +14,7 @@ from dspark.capture.conversations import open_conversations
 from dspark.capture.rendering.batch_inputs import batch_inputs
 from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import RowOptions
-from dspark.capture.targets.target import load_target
+from dspark.capture.targets.loading import load_target
 
 T = 64
 PICTURE = noise_picture(3, (64, 64))  # 16 positions in all families here

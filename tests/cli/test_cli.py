@@ -54,6 +54,7 @@ def wrong_columns(tmp_path: Path) -> str:
         (["--shards", "2", "--layers", "a"], "--layers a"),
         (["--shards", "2", "--layers", "99"], "4 decoder layers"),
         (["--shards", "2", "--layers", "3"], "last_hidden_state"),
+        (["--shards", "2", "--drafts", "eagle9"], "--drafts eagle9: no draft 'eagle9'; choose"),
         (["--shards", "2", "--logits", "some"], "--logits some"),
         (["--shards", "2", "--logits", "topk:0"], "--logits topk:0"),
         (["--shards", "2", "--logits", "topk:9999"], "512 logits"),
@@ -159,8 +160,33 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     result = dspark("capture", "--shards", "4", "--limit", "20", "--out", str(out), "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "train.parquet: messages of {role, content}\n" in result.stdout
-    assert "20 rows: 20 to capture, none skipped" in result.stdout
+    assert "20 rows to capture, none of the 20 read is skipped" in result.stdout
     assert "bytes/token" in result.stdout
+    assert not out.exists()
+
+
+def test_plan_as_json(
+    tiny_target: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = write_rows(tmp_path / "d.parquet", mixed_rows(5))
+    target = str(tiny_target("qwen2_5_vl"))
+    args = ["plan", "--shards", "2", "--target", target, "--data", str(data)]
+    out = tmp_path / "c"
+    args += ["--out", str(out), "--drafts", "msd", "--measure", "--json"]
+    monkeypatch.setattr(sys, "argv", ["dspark", *args])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["rows"] == plan["rows_read"] == plan["counts"]["ok"] == 5
+    assert plan["layers"] == []
+    assert plan["real_bytes"] == plan["token_bytes"] * plan["counts"]["tokens"]
+    assert plan["token_bytes"] == sum(plan["token_bytes_by_field"].values())
+    assert plan["room"]["fit"] == "fits"
+    assert plan["speed"]["tokens_per_second"] > 0
     assert not out.exists()
 
 

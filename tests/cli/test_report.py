@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dspark import report
+from dspark.reports import training as report
+from dspark.reports.text import size
 from dspark.train_from_cache.train import TrainResult
 
 METRICS = {
@@ -53,6 +54,6 @@ def test_training_with_nothing_held_out() -> None:
 
 
 def test_sizes_are_in_powers_of_1000() -> None:
-    assert [report.size(n) for n in (0, 999, 1000, 1_500_000, 2e12)] == [
+    assert [size(n) for n in (0, 999, 1000, 1_500_000, 2e12)] == [
         *("0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 TB")
     ]

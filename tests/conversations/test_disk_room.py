@@ -1,5 +1,6 @@
 """A disk that is clearly too small is refused before the first forward."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from conversation_data import mixed_rows, write_rows
+from mounts import ext4, tmpfs
 
 import dspark
-from dspark.capture.disk_room import evenly_spaced
+from dspark.capture.disk_room import evenly_spaced, free_bytes, keeps_holes
 from dspark.schemas.errors import InputError
 
 
@@ -41,6 +43,28 @@ def test_refused_with_both_numbers(
     assert dspark.capture(2, **options, out=str(tmp_path / "a")).shards_written == 2
     disk(0)  # nothing is left to write
     assert dspark.capture(2, **options, out=str(tmp_path / "a")).shards_written == 0
+
+
+def test_padding_needs_room_where_there_are_no_holes(
+    tiny_target: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A disk whose smallest piece is 4 MiB has no smaller hole."""
+    rows = 160
+    data = write_rows(tmp_path / "d.parquet", mixed_rows(rows))
+    options = {"target": str(tiny_target("llava")), "data": str(data)}
+    report = dspark.capture(2, **options, limit=2, out=str(tmp_path / "two"))
+    padded = rows * report.manifest.shard_bytes
+    disk = tmp_path / "disk"
+    with ext4(disk, 256 << 20, "-O", "bigalloc", "-C", str(4 << 20)):
+        assert not keeps_holes(disk / "cache")
+        with open(disk / "ballast", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - padded // 2)
+        assert report.bytes_written / 2 * rows < free_bytes(disk) < padded
+        with pytest.raises(InputError, match="keeps no holes, so padding takes room"):
+            dspark.capture(2, **options, out=str(disk / "cache"))
+        assert not (disk / "cache").exists()
+    with tmpfs(tmp_path / "memory", 1 << 22) as memory:
+        assert keeps_holes(memory / "cache")
 
 
 def test_rows_for_the_estimate_are_spread_evenly() -> None:

@@ -13,7 +13,7 @@ import torch
 from conversation_data import noise_picture, png
 
 import dspark
-from dspark import report
+from dspark.reports import capture as report
 from dspark.schemas.errors import InputError, TooManySkippedError
 
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 import dspark
 from dspark.capture.targets.backbone import find_backbone, find_head
 from dspark.capture.targets.features import Features, capture_features
+from dspark.capture.targets.loading import input_device
 from dspark.capture.targets.logits import prove_head
-from dspark.capture.targets.target import Target, input_device
-from dspark.capture.targets.target_files import head_tensors
+from dspark.capture.targets.target import Target
 from dspark.schemas.manifest import read_manifest
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_weights_kept_elsewhere_between_calls(tmp_path: Path) -> None:
     got = captured(offloaded, "llava")
     assert same(got, expected)
     assert prove_head(offloaded, got) == prove_head(whole, expected)
-    tensors, again = head_tensors(whole), head_tensors(offloaded)
+    tensors, again = whole.head_tensors(), offloaded.head_tensors()
     assert (
         tensors.keys()
         == again.keys()
@@ -116,7 +116,7 @@ def test_a_head_that_the_model_does_not_name() -> None:
     assert find_head(model) is head
     target = target_of(model)
     assert prove_head(target, captured(target, "llava")) < 1e-5
-    assert "lm_head.weight" in head_tensors(target)
+    assert "lm_head.weight" in target.head_tensors()
 
 
 def test_no_head_at_all() -> None:
@@ -131,4 +131,4 @@ def test_no_head_at_all() -> None:
     assert got.logits is not None
     with pytest.raises(Exception, match="names no head; use --logits full or --logits topk:64"):
         prove_head(target, got)
-    assert "lm_head.weight" not in head_tensors(target)
+    assert "lm_head.weight" not in target.head_tensors()

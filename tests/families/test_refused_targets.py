@@ -21,8 +21,9 @@ from dspark.capture.settings import TargetOptions
 from dspark.capture.targets.backbone import find_backbone
 from dspark.capture.targets.features import capture_features
 from dspark.capture.targets.load_errors import why_not_loadable
+from dspark.capture.targets.loading import load_target
 from dspark.capture.targets.special_tokens import image_token_id
-from dspark.capture.targets.target import Target, load_target
+from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 
 CPU = torch.device("cpu")
@@ -195,7 +196,7 @@ def test_a_forward_pass_that_fails_on_a_row(
         def fails(*_: Any, error: Exception = raised, **__: Any) -> None:
             raise error
 
-        monkeypatch.setattr("dspark.capture.shard.capture_features", fails)
+        monkeypatch.setattr("dspark.capture.batch.capture_features", fails)
         with pytest.raises(InputError, match=words):
             dspark.capture(1, target=str(folder), data=str(data), out=str(tmp_path / "c"))
 
@@ -287,3 +288,11 @@ def test_own_code_runs_only_when_trusted(tmp_path: Path, monkeypatch: pytest.Mon
     target = load_target(str(folder), CPU, TargetOptions(trust_remote_code=True))
     assert type(target.model).__name__ == "MyModel"
     assert not target.takes_pictures
+
+
+def test_pickled_weights(tiny_target: Callable[[str], Path], tmp_path: Path) -> None:
+    import shutil
+
+    target = shutil.copytree(tiny_target("qwen2_5_vl"), tmp_path / "t")
+    (target / "model.safetensors").rename(target / "pytorch_model.bin")
+    assert "pickle files (.bin) are not read" in refusal(target)

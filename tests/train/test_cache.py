@@ -2,18 +2,19 @@
 
 import os
 import pickle
-import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from synthetic_cache import write_cache
 from torch.utils.data import DataLoader
 
+from dspark.schemas.commands import capture_command
 from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.manifest import write_manifest
 from dspark.schemas.paths import CachePaths
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 
@@ -64,28 +65,6 @@ def test_closing_a_cache_closes_its_files(cache: Cache) -> None:
     assert len(cache[row]["input_ids"])
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("length", -1),
-        ("length", 33),
-        ("length", None),
-        ("image_tokens", 33),
-        ("loss_tokens", None),
-    ],
-)
-def test_counts_that_no_row_can_have_are_refused(
-    cache: Cache, column: str, value: int | None
-) -> None:
-    path = CachePaths(cache.root, 3).index(1)
-    table = pq.read_table(path)
-    where = table.schema.get_field_index(column)
-    field = table.schema.field(where)
-    pq.write_table(table.set_column(where, field, pa.array([value] * len(table), field.type)), path)
-    with pytest.raises(IncompatibleCacheError, match=rf"{re.escape(str(path))}: .* {column} "):
-        open_cache(cache.root)
-
-
 def test_a_relative_path_outlives_a_change_of_directory(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +76,40 @@ def test_a_relative_path_outlives_a_change_of_directory(
         assert torch.equal(opened[row]["input_ids"], cache[row]["input_ids"])
 
 
+def test_an_unfinished_cache_is_refused_with_the_command_that_finishes_it(cache: Cache) -> None:
+    root = cache.root
+    manifest = replace(cache.manifest, complete=False, data="it's here.jsonl")
+    write_manifest(root, manifest)
+    with pytest.raises(IncompatibleCacheError, match="not finished") as error:
+        open_cache(root)
+    command = str(error.value).rpartition(": ")[2]
+    assert command == capture_command(root, manifest)
+    words = shlex.split(command)
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert words[:2] == ["dspark", "capture"]
+    assert given["--data"] == "it's here.jsonl"
+    assert (given["--target"], given["--shards"]) == ("synthetic", "3")
+    assert given["--out"] == str(root)
+
+
+@pytest.mark.parametrize("what", ["directory", "pipe", "cut", "another header"])
+def test_what_is_not_the_shard_of_the_manifest_is_refused(cache: Cache, what: str) -> None:
+    path = CachePaths(cache.root, 3).shard(0)
+    if what == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    elif what == "another header":
+        with open(path, "r+b") as file:
+            file.write(b"\x07")
+    else:
+        path.unlink()
+        path.mkdir() if what == "directory" else os.mkfifo(path)
+    with pytest.raises(IncompatibleCacheError, match=rf"{path}: .*dspark verify .*--repair"):
+        cache[0]
+
+
 def test_a_missing_shard_is_named_with_the_way_out(cache: Cache) -> None:
     CachePaths(cache.root, 3).shard(0).unlink()
-    with pytest.raises(IncompatibleCacheError, match="No such file.*delete its index file"):
+    with pytest.raises(
+        IncompatibleCacheError, match="No such file.*dspark verify --cache .* --repair"
+    ):
         cache[int(ok_rows(cache)[0])]

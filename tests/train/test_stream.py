@@ -14,7 +14,7 @@ from safetensors import safe_open
 from synthetic_cache import write_cache
 from torch import Tensor
 
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.paths import CachePaths
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.stream import RING, BatchStream
@@ -155,6 +155,13 @@ def test_a_shard_that_is_lost_in_the_middle_stops_the_stream(tmp_path: Path, har
         for batch in stream:
             seen += batch["sample"].tolist()
     assert seen == list(range(30))
+
+
+def test_a_ring_that_does_not_fit_into_memory_is_one_sentence(cache: Cache) -> None:
+    """More than an address space, and more than torch can count."""
+    for rows in (2**45, 2**62):
+        with pytest.raises(InputError, match=f"--batch-size {rows}: .* give a smaller one"):
+            BatchStream(cache, cache.manifest.fields, [], batch_size=rows)
 
 
 def test_leaving_early_stops_the_threads(cache: Cache) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from synthetic_cache import write_cache
 from torch import Tensor
 
-from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.errors import IncompatibleCacheError, InputError, StoppedError
 from dspark.schemas.paths import CachePaths, head_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.train_from_cache import checkpoint, loop, train
@@ -152,22 +152,27 @@ def test_the_control_hides_the_targets_states_from_the_draft_only(
     assert all(hidden.any() for hidden in recorder.hidden)
 
 
-def test_ctrl_c_saves_the_state_after_the_update_under_way(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_saves_the_state_after_the_update_under_way(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     fit(cache, tmp_path / "whole", "dspark")
     real = loop.step_generator
 
     def interrupting(seed: int, step: int) -> torch.Generator:
         if step == 6:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), how)
         return real(seed, step)
 
-    handler = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="after step 7"):
+    handler = signal.getsignal(how)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StoppedError, match="after step 7") as stopped,
+    ):
         patch.setattr(loop, "step_generator", interrupting)
         fit(cache, tmp_path / "out", "dspark")
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(how) is handler
+    assert stopped.value.exit_code == 128 + how
     assert not (tmp_path / "out" / "model.safetensors").exists()
     fit(cache, tmp_path / "out", "dspark", resume=True)
     assert [r["step"] for r in records(tmp_path / "out")] == [0, *range(1, 13), 12]

@@ -9,6 +9,9 @@ from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import Manifest
 from dspark.train_from_cache.draft_parts.overrides import at_least, one_of
 
+_LARGEST_SIZE = 2**31
+_LARGEST_NUMBER = 1e18
+
 
 def target_dims(manifest: Manifest) -> dict[str, Any]:
     """Dimensions that a draft copies from the target unless the user sets others.
@@ -16,23 +19,43 @@ def target_dims(manifest: Manifest) -> dict[str, Any]:
     Returns:
         ``intermediate_size``, ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``,
         ``hidden_act``, ``rms_norm_eps``, ``rope_theta``, ``max_position_embeddings``. What the
-        manifest does not know is what it means in Hugging Face's Llama.
+        manifest does not know, or has as what it cannot be, is what it means in Hugging Face's
+        Llama; where layers differ, it is that of the widest.
     """
     text = manifest.target.text
-    heads = text.get("num_attention_heads") or 1
-    rope = text.get("rope_parameters") or {}
-    rope = rope.get("full_attention") or rope  # nested where layer types differ in it
-    theta = text.get("rope_theta") or rope.get("rope_theta")
+    heads = _size(text, "num_attention_heads") or 1
+    rope = _mapping(text, "rope_parameters")
+    rope = _mapping(rope, "full_attention") or rope  # nested where layer types differ in it
+    theta = _number(text, "rope_theta") or _number(rope, "rope_theta")
     return {
-        "intermediate_size": text.get("intermediate_size") or 4 * manifest.target.hidden_size,
+        "intermediate_size": _size(text, "intermediate_size") or 4 * manifest.target.hidden_size,
         "num_attention_heads": heads,
-        "num_key_value_heads": text.get("num_key_value_heads") or heads,
-        "head_dim": text.get("head_dim") or manifest.target.hidden_size // heads,
+        "num_key_value_heads": _size(text, "num_key_value_heads") or heads,
+        "head_dim": _size(text, "head_dim") or manifest.target.hidden_size // heads,
         "hidden_act": text.get("hidden_act") or "silu",
-        "rms_norm_eps": float(text.get("rms_norm_eps") or 1e-6),
-        "rope_theta": float(theta or 10000.0),
-        "max_position_embeddings": text.get("max_position_embeddings") or manifest.max_length,
+        "rms_norm_eps": _number(text, "rms_norm_eps") or 1e-6,
+        "rope_theta": theta or 10000.0,
+        "max_position_embeddings": _size(text, "max_position_embeddings") or manifest.max_length,
     }
+
+
+def _size(values: Mapping[str, Any], key: str) -> int | None:
+    value = values.get(key)
+    if isinstance(value, list):
+        value = max((v for v in value if type(v) is int), default=None)
+    return value if type(value) is int and 1 <= value < _LARGEST_SIZE else None
+
+
+def _number(values: Mapping[str, Any], key: str) -> float | None:
+    value = values.get(key)
+    if isinstance(value, int | float) and type(value) is not bool and 0 < value < _LARGEST_NUMBER:
+        return float(value)
+    return None
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def check_dims(entries: Mapping[str, Any]) -> None:

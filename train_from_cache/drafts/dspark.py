@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers import initialization as init
 
+from dspark.schemas.draft_layers import draft_layers
 from dspark.schemas.errors import InputError
-from dspark.schemas.layers import default_layers, hidden_state_key
+from dspark.schemas.layers import hidden_state_key
 from dspark.schemas.manifest import Manifest
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
 from dspark.train_from_cache.draft_parts.block_anchors import draw_anchors, supervised_prefix, take
@@ -84,7 +85,7 @@ class DSparkConfig(Qwen3Config):
                 "be read as one whose slot k predicts x[a+1+k]"
             )
         if self.target_layer_ids is None:
-            self.target_layer_ids = default_layers("dspark", self.num_target_layers)
+            self.target_layer_ids = draft_layers(["dspark"], self.num_target_layers)
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""What the first worker does before the first shard: look at what is there, make it ready."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dspark.capture.conversations import Conversations
+from dspark.capture.disk_room import check_room
+from dspark.capture.finish import missing_shards
+from dspark.capture.leftovers import remove_leftovers
+from dspark.capture.overwrite import delete_cache
+from dspark.capture.plan import CapturePlan
+from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
+from dspark.capture.settings import CaptureSettings
+from dspark.capture.targets.target import Target
+from dspark.capture.targets.target_files import write_target_files
+from dspark.capture.workers.job import restarts
+from dspark.schemas.digest import same_sizes
+from dspark.schemas.durable import is_tmp, make_dir
+from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.manifest import (
+    Manifest,
+    identity_differences,
+    read_manifest,
+    write_manifest,
+)
+from dspark.schemas.paths import CachePaths, index_dir, manifest_path, shards_dir, target_dir
+
+_OURS = {"manifest.json", "shards", "index", "target"}
+
+
+def check_out(root: Path) -> None:
+    """Refuse an ``--out`` that cannot be written or holds something that is not ours.
+
+    Raises:
+        InputError: with the reason.
+    """
+    if root.exists() and not root.is_dir():
+        raise InputError(f"--out {root}: a file of that name exists; choose another directory")
+    above = next(p for p in (root, *root.absolute().parents) if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"--out {root}: cannot be written, because {above} cannot")
+    if root.is_dir() and (other := {p.name for p in root.iterdir() if not is_tmp(p)} - _OURS):
+        raise InputError(
+            f"--out {root}: the directory holds something else ({sorted(other)[0]}); choose an "
+            "empty or new one"
+        )
+
+
+def prepare(
+    settings: CaptureSettings, plan: CapturePlan, target: Target, conversations: Conversations
+) -> tuple[Manifest, list[int]]:
+    """Check what is in ``--out``, and write what the shards need beside them.
+
+    Returns:
+        The manifest that is there now, complete if nothing is left to do, and the shards that are
+        committed.
+
+    Raises:
+        IncompatibleCacheError: a capture with other settings is there.
+        InputError: the disk has clearly no room.
+    """
+    root = settings.out
+    if settings.overwrite and restarts() == 0:
+        delete_cache(root)
+    existing = existing_manifest(root, plan)
+    paths = CachePaths(root, plan.manifest.num_shards)
+    missing = missing_shards(plan.manifest, paths)
+    there = sorted({*range(plan.manifest.num_shards)} - {*missing})
+    has_target = existing is not None and same_sizes(target_dir(root), existing.target_files)
+    if existing is not None and existing.complete and has_target and not missing:
+        return existing, there
+    chosen = missing if settings.only is None else sorted({*missing} & {*settings.only})
+    _check_room(settings, plan, target, conversations, chosen)
+    for folder in (shards_dir(root), index_dir(root), target_dir(root)):
+        make_dir(folder)
+    remove_leftovers(root)
+    if existing is not None and has_target:
+        files = existing.target_files
+    else:
+        files = write_target_files(root, target)
+    manifest = replace(plan.manifest, target_files=files)
+    if manifest != existing:
+        write_manifest(root, manifest)
+    return manifest, there
+
+
+def existing_manifest(root: Path, plan: CapturePlan) -> Manifest | None:
+    """The manifest of the capture that is in ``--out``, if there is one.
+
+    Raises:
+        IncompatibleCacheError: it has other settings, or is damaged.
+    """
+    if not manifest_path(root).exists():
+        return None
+    existing = read_manifest(root)
+    if different := identity_differences(existing.identity, plan.manifest.identity):
+        raise IncompatibleCacheError(
+            f"--out {root}: it holds a capture with other settings ({'; '.join(different)}); use "
+            "those settings to continue it, choose another --out, or give --overwrite to delete "
+            "it and start anew"
+        )
+    return existing
+
+
+def _check_room(
+    settings: CaptureSettings,
+    plan: CapturePlan,
+    target: Target,
+    conversations: Conversations,
+    missing: Sequence[int],
+) -> None:
+    options = replace(settings.rows, on_bad_row="skip")
+
+    def length(sample: int) -> int:
+        row = encode_row(sample, conversations, target, plan.manifest.max_length, options)
+        return len(row) if isinstance(row, EncodedRow) else 0
+
+    check_room(plan.manifest, missing, lambda rows: list(map(length, rows)), settings.out)

@@ -1,0 +1,1 @@
+"""What the commands print on stdout, one file a command."""

@@ -1,0 +1,40 @@
+"""What ``dspark capture`` prints."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dspark.reports.text import size, some_numbers
+
+if TYPE_CHECKING:
+    from dspark.capture.run import CaptureReport
+    from dspark.capture.skipped import SkippedKind
+
+
+def capture(report: "CaptureReport") -> str:
+    """The closing line of a capture."""
+    manifest = report.manifest
+    counts = manifest.counts
+    if report.missing:
+        return (
+            f"{report.root}: {report.shards_written} shards written now "
+            f"({size(report.bytes_written)}); {manifest.num_shards - len(report.missing)} of "
+            f"{manifest.num_shards} are committed, {some_numbers(report.missing)} "
+            f"{'are' if len(report.missing) > 1 else 'is'} left to other jobs; the last "
+            "of them, or this command without --only, completes the cache"
+        )
+    if report.shards_written == 0:
+        return f"{report.root}: complete already, nothing to do ({counts.ok:,} samples)"
+    return (
+        f"{report.root}: {counts.ok:,} samples, {counts.tokens:,} tokens in "
+        f"{manifest.num_shards} shards ({report.shards_written} written now, "
+        f"{size(report.bytes_written)}); {_skipped(report.skipped)}"
+    )
+
+
+def _skipped(kinds: Sequence["SkippedKind"]) -> str:
+    """The end of a line, and a table where rows were skipped."""
+    from dspark.capture.skipped import skipped_table
+
+    if not kinds:
+        return "none skipped"
+    return f"{sum(kind.count for kind in kinds):,} skipped\n" + skipped_table(kinds)

@@ -1,0 +1,144 @@
+"""What ``dspark verify`` prints."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dspark.reports.text import plural, size, some_numbers, table
+from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
+
+if TYPE_CHECKING:
+    from dspark.verify.compare import Comparison
+    from dspark.verify.repair import Repair
+    from dspark.verify.result import Verification
+
+_LINES = 50
+
+
+def verification(found: "Verification", repaired: "Repair | None" = None) -> str:
+    """Each fault in a line, what the cache is, and the way out."""
+    lines = [*_some(found.faults), *_some(found.notes), f"{found.root}: {_verdict(found)}"]
+    if repaired is not None and found.faults:
+        lines.append(_repaired(repaired))
+    elif found.faults:
+        lines.append(
+            f"'{repair_command(found.root)}' takes out what is damaged, so that the capture makes "
+            "just that again"
+        )
+    if found.faults or not found.complete:
+        lines += _capture(found)
+    return "\n".join(lines)
+
+
+def _some(things: Sequence[object]) -> list[str]:
+    more = len(things) - _LINES
+    return [*map(str, things[:_LINES]), *([f"… and {more:,} more; --json has all"] * (more > 0))]
+
+
+def _verdict(found: "Verification") -> str:
+    manifest = found.manifest
+    if manifest is None:
+        return "damaged; the manifest says what every byte means, so nothing else was checked"
+    if found.deep:
+        rate = found.bytes_read / max(found.seconds, 1e-9)
+        how = (
+            f"every byte of {found.rows:,} rows read: {size(found.bytes_read)} in "
+            f"{found.seconds:.1f} s, {size(rate)}/s"
+        )
+    else:
+        how = (
+            f"{found.rows:,} rows, by sizes, headers, indexes and counts in {found.seconds:.1f} s; "
+            "--deep reads every byte"
+        )
+    checked = f"{found.shards:,} of {manifest.num_shards:,} shards checked ({how})"
+    if found.faults:
+        damaged = {fault.shard for fault in found.faults} - {None}
+        return (
+            f"damaged: {plural(len(found.faults), 'fault')}, "
+            f"{plural(len(damaged), 'damaged shard')}; {checked}"
+        )
+    if not manifest.complete:
+        return f"cannot tell, the capture is not finished; nothing wrong so far; {checked}"
+    return f"sound; {checked}"
+
+
+def _repaired(repaired: "Repair") -> str:
+    parts = []
+    if repaired.shards:
+        parts.append(f"no longer committed: shards {some_numbers(repaired.shards)}")
+    if repaired.files:
+        parts.append(f"removed: {', '.join(repaired.files)}")
+    if repaired.busy:
+        parts.append(f"left to the capture that writes them: shards {some_numbers(repaired.busy)}")
+    return "; ".join(parts or ["nothing to remove; the counts are made again"])
+
+
+def _capture(found: "Verification") -> list[str]:
+    if found.manifest is None:
+        return ["then: the dspark capture command that made this cache, and verify again"]
+    return [
+        f"then: {capture_command(found.root, found.manifest)}",
+        f"      (with {NOT_RECORDED} where the capture had them)",
+    ]
+
+
+def comparison(compared: "Comparison") -> str:
+    """How far stored rows are from their recapture."""
+    lines = [f"not the captured target: {difference}" for difference in compared.target_differences]
+    lines += [
+        f"not where it was captured: {difference}" for difference in compared.other_differences
+    ]
+    lines += _some(compared.faults)
+    if not compared.samples:
+        return "\n".join([*lines, "no row compared: the target has another number of layers"])
+    rows = [
+        (
+            f.name,
+            "yes" if f.equal else "no",
+            f"{f.largest:.3g}",
+            f"{f.relative:.2g}",
+            f"{f.token_error:.2g}",
+        )
+        for f in compared.fields
+        if f.rows
+    ]
+    header = ("field", "bit-equal", "largest difference", "of largest", "of token's vector")
+    if compared.differs:
+        verdict = "not what this target gives"
+    elif compared.equal:
+        verdict = "equal bit for bit"
+    else:
+        verdict = (
+            f"equal but for rounding (a token's vector may be off by {compared.tolerance:g} of its "
+            "length; on the same kind of device and number of threads all is bit-equal)"
+        )
+    return "\n".join(
+        [
+            *lines,
+            table(rows, header),
+            f"{len(compared.samples):,} rows captured again "
+            f"({some_numbers(compared.samples, 16)}): {verdict}",
+        ]
+    )
+
+
+def document(
+    found: "Verification", repaired: "Repair | None", compared: "Comparison | None"
+) -> dict[str, Any]:
+    """A verification as JSON-ready values; sizes in bytes, times in seconds."""
+    manifest = found.manifest
+    return {
+        "path": str(found.root),
+        "complete": found.complete,
+        "deep": found.deep,
+        "shards": found.shards,
+        "num_shards": None if manifest is None else manifest.num_shards,
+        "rows": found.rows,
+        "bytes_read": found.bytes_read,
+        "seconds": found.seconds,
+        "faults": [asdict(fault) for fault in found.faults],
+        "notes": list(found.notes),
+        "repaired": None if repaired is None else asdict(repaired),
+        "compared": None if compared is None else asdict(compared),
+        "capture_command": None if manifest is None else capture_command(found.root, manifest),
+    }

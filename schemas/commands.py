@@ -1,0 +1,51 @@
+"""The commands that messages about a cache name as the way out."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dspark.schemas.manifest import Manifest
+
+NOT_RECORDED = "--chat-template, --device-map, --fsdp, --max-skipped and --trust-remote-code"
+"""Options that a manifest does not hold: whoever gave them must give them again."""
+
+
+def capture_command(root: Path, manifest: "Manifest") -> str:
+    """The command that continues the capture of a cache, with all options but ``NOT_RECORDED``."""
+    identity = manifest.identity
+    options: dict[str, object] = {
+        "shards": manifest.num_shards,
+        "target": manifest.target.id,
+        "revision": manifest.target.revision or None,
+        "data": manifest.data,
+        "out": root,
+        "limit": manifest.num_samples,
+        "max-length": manifest.max_length,
+        "layers": ",".join(map(str, manifest.layers)) or "none",
+        "logits": manifest.logits,
+        "dtype": manifest.dtype,
+        "batch-tokens": identity.get("batch_tokens"),
+        "attn-implementation": identity.get("target.attention"),
+        "device": identity.get("device"),
+        "image-root": identity.get("image_root"),
+        "allow-download": identity.get("allow_download"),
+        "mask-reasoning": identity.get("mask_reasoning"),
+        "fake-image": "always" if identity.get("fake_image") else None,
+        "overlong": identity.get("overlong"),
+    }
+    command = ["dspark", "capture"]
+    if (ranks := identity.get("tensor_parallel") or 1) != 1:
+        command = ["torchrun", f"--nproc-per-node={ranks}", "-m", *command, f"--tp={ranks}"]
+    for name, value in options.items():
+        if value is True:
+            command.append(f"--{name}")
+        elif value is not None and value is not False:
+            text = str(value)
+            command += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+    return shlex.join(command)
+
+
+def repair_command(root: Path) -> str:
+    """The command after which a capture redoes what is damaged, and nothing else."""
+    return shlex.join(["dspark", "verify", "--cache", str(root), "--deep", "--repair"])

@@ -1,0 +1,102 @@
+"""What ``dspark verify`` and ``dspark inspect`` print of damage, and their exit codes."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from damage import cut, rewrite, stored
+from synthetic_cache import write_cache
+
+from dspark.cli import main
+from dspark.schemas.manifest import Counts, read_manifest, write_manifest
+from dspark.schemas.paths import CachePaths, head_path
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def dspark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``dspark(command, …)``: exit code, stdout and stderr."""
+
+    def run(*args: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dspark", *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return write_cache(tmp_path / "c")
+
+
+def test_sound(cache: Path, dspark: Command) -> None:
+    code, out, _ = dspark("verify", "--cache", cache)
+    assert code == 0
+    assert out.startswith(f"{cache}: sound; 3 of 3 shards checked (35 rows, by sizes, headers,")
+    code, out, err = dspark("verify", "--cache", cache, "--deep")
+    assert code == 0
+    assert out.startswith(f"{cache}: sound; 3 of 3 shards checked (every byte of 35 rows read: ")
+    assert "verify: 100%" in err
+    assert "DAMAGED" not in dspark("inspect", "--cache", cache)[1]
+
+
+def test_damaged(cache: Path, dspark: Command) -> None:
+    cut(head_path(cache))
+    rewrite(cache, 2, "inputs_embeds", stored(cache, 2)["inputs_embeds"] + 1, digest=False)
+    code, out, _ = dspark("verify", "--cache", cache, "--deep")
+    assert code == 1
+    size = head_path(cache).stat().st_size
+    assert out.splitlines()[:2] == [
+        f"target/head.safetensors: {size:,} bytes long, {size + 1:,} expected",
+        "shards/shard-00000-of-00003.safetensors, dataset row 2, field inputs_embeds: its bytes "
+        "are not those that were captured",
+    ]
+    assert f"{cache}: damaged: 2 faults, 1 damaged shard; 3 of 3 shards checked" in out
+    assert f"'dspark verify --cache {cache} --deep --repair' takes out what is damaged" in out
+    assert (
+        f"then: dspark capture --shards 3 --target synthetic --data synthetic --out {cache}" in out
+    )
+    inspected = dspark("inspect", "--cache", cache)[1].splitlines()[-1]
+    assert inspected.startswith("DAMAGED: 1 fault, the first: target/head.safetensors: ")
+    assert len(json.loads(dspark("inspect", "--cache", cache, "--json")[1])["faults"]) == 1
+
+
+def test_unfinished_and_nothing(cache: Path, tmp_path: Path, dspark: Command) -> None:
+    manifest = read_manifest(cache)
+    write_manifest(cache, replace(manifest, complete=False, counts=Counts(), head_error=None))
+    CachePaths(cache, 3).index(1).unlink()
+    code, out, _ = dspark("verify", "--cache", cache)
+    assert code == 2
+    assert "cannot tell, the capture is not finished; nothing wrong so far; 2 of 3 shards" in out
+    assert "then: dspark capture --shards 3" in out
+    code, out, err = dspark("verify", "--cache", tmp_path / "nowhere")
+    assert (code, out) == (2, "")
+    assert "is not a cache" in err
+
+
+def test_many_faults_are_cut_in_text_and_whole_in_json(cache: Path, dspark: Command) -> None:
+    shard = CachePaths(cache, 3).shard(0)
+    size = shard.stat().st_size
+    with open(shard, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    _, out, _ = dspark("verify", "--cache", cache, "--deep")
+    document = json.loads(dspark("verify", "--cache", cache, "--deep", "--json")[1])
+    faults = len(document["faults"])
+    assert faults == 12 * len(read_manifest(cache).fields)  # 12 of 14 rows hold a sample
+    assert f"… and {faults - 50} more; --json has all" in out
+    assert len(out.splitlines()) == 50 + 1 + 4
+    assert document["faults"][0] | {"problem": ""} == {
+        "file": "shards/shard-00000-of-00003.safetensors",
+        "problem": "",
+        "shard": 0,
+        "sample": 0,
+        "field": "attention_mask",
+    }

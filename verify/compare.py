@@ -1,0 +1,235 @@
+"""Stored rows against the same rows captured once more."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from dspark.schemas.dtypes import torch_dtype
+from dspark.schemas.errors import InputError
+from dspark.schemas.fields import Field
+from dspark.schemas.index import OK, read_index
+from dspark.schemas.manifest import Manifest
+from dspark.schemas.paths import CachePaths
+from dspark.schemas.shard_layout import ShardLayout
+from dspark.verify.faults import Fault, by_place
+from dspark.verify.result import Verification
+
+TOLERANCE_16_BIT = 0.1
+TOLERANCE_32_BIT = 1e-3
+"""Largest error of a token's vector, relative to its length (both L2). On one kind of device and
+number of threads all is bit-equal; elsewhere sums are taken in another order and their rounding
+adds up over the layers. Measured on small targets: up to 0.0013 with other attention kernels (fp32,
+stored as bf16), 0.025 in bfloat16, and 1.3 or more with another picture or other weights."""
+
+_TINY = 1e-12
+
+
+@dataclass
+class FieldDifference:
+    """How far a field of the stored rows is from its recapture.
+
+    Attributes:
+        name: of the field.
+        rows: that were compared.
+        equal: whether all rows are equal bit for bit.
+        largest: largest difference of two numbers.
+        magnitude: largest stored number, without its sign.
+        token_error: largest error of a token's vector, relative to its length.
+        sample: dataset row of that largest error.
+    """
+
+    name: str
+    rows: int = 0
+    equal: bool = True
+    largest: float = 0.0
+    magnitude: float = 0.0
+    token_error: float = 0.0
+    sample: int | None = None
+
+    @property
+    def relative(self) -> float:
+        """The largest difference as a share of the largest number."""
+        return self.largest / self.magnitude if self.magnitude else self.largest
+
+
+@dataclass
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        target_differences: what the target is not that was captured, one phrase each.
+        other_differences: what else is not as it was and changes how floats are rounded.
+        fields: in the manifest's order.
+        tolerance: of ``FieldDifference.token_error``.
+        samples: the dataset rows that were compared.
+        faults: fields that differ by more, or that had to be equal.
+    """
+
+    target_differences: list[str]
+    other_differences: list[str]
+    fields: list[FieldDifference]
+    tolerance: float
+    samples: list[int] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether all that was compared is equal bit for bit."""
+        return all(f.equal for f in self.fields)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the cache is not what this target gives."""
+        return bool(self.target_differences or self.faults)
+
+
+def random_rows(verification: Verification, count: int, seed: int) -> dict[int, int]:
+    """Dataset rows drawn from the shards without a fault, each with its stored tokens.
+
+    Raises:
+        InputError: there is none.
+    """
+    manifest = verification.manifest
+    drawn: dict[int, int] = {}
+    if manifest is not None:
+        paths = CachePaths(verification.root, manifest.num_shards)
+        damaged = {fault.shard for fault in verification.faults}
+        samples, lengths = [], []
+        for shard in range(manifest.num_shards):
+            if shard not in damaged and paths.index(shard).exists():
+                table, _ = read_index(paths, manifest, shard)
+                ok = table.filter(pc.equal(table["status"], OK))
+                samples.append(ok["sample"].to_numpy())
+                lengths.append(ok["length"].to_numpy())
+        if samples:
+            places = np.random.default_rng(seed).permutation(sum(map(len, samples)))[:count]
+            places.sort()
+            found = np.concatenate(samples)[places].tolist()
+            drawn = dict(zip(found, np.concatenate(lengths)[places].tolist(), strict=True))
+    if not drawn:
+        raise InputError(f"{verification.root}: it has no sound row to compare")
+    return drawn
+
+
+def compare_rows(
+    root: Path,
+    manifest: Manifest,
+    lengths: Mapping[int, int],
+    recaptured: Iterable[tuple[int, Mapping[str, Tensor]]],
+    target_differences: Sequence[str] = (),
+    other_differences: Sequence[str] = (),
+) -> Comparison:
+    """Compare stored rows with their recapture.
+
+    Ids, positions and masks must be equal. Floats may differ by ``Comparison.tolerance``.
+
+    Args:
+        root: the cache.
+        manifest: of the cache.
+        lengths: stored tokens of the rows.
+        recaptured: dataset row, and ``[L, …]`` per field in the stored types.
+        target_differences: for the result.
+        other_differences: for the result.
+    """
+    short = manifest.dtype != "fp32" or manifest.identity.get("target.dtype") != "float32"
+    fields = {f.name: FieldDifference(f.name) for f in manifest.fields}
+    comparison = Comparison(
+        target_differences=list(target_differences),
+        other_differences=list(other_differences),
+        fields=list(fields.values()),
+        tolerance=TOLERANCE_16_BIT if short else TOLERANCE_32_BIT,
+    )
+    places = _Places(root, manifest)
+    for sample, now in recaptured:
+        comparison.samples.append(sample)
+        stored = _stored(places, sample, lengths[sample])
+        tokens = len(now["input_ids"])
+        if tokens != lengths[sample]:
+            problem = f"{tokens} tokens captured now, {lengths[sample]} stored"
+            comparison.faults.append(places.fault(sample, "input_ids", problem))
+            continue
+        for name, difference in fields.items():
+            if wrong := _compare(name, stored, now, difference, sample):
+                comparison.faults.append(places.fault(sample, name, wrong))
+    for difference in fields.values():
+        if difference.sample is not None and difference.token_error > comparison.tolerance:
+            off = (
+                f"a token's vector is off by {difference.token_error:.2g} of its length, "
+                f"{comparison.tolerance:g} is allowed"
+            )
+            comparison.faults.append(places.fault(difference.sample, difference.name, off))
+    comparison.samples.sort()
+    comparison.faults.sort(key=by_place)
+    return comparison
+
+
+class _Places:
+    """Where rows lie."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.layout = ShardLayout(manifest.fields, manifest.rows_per_shard)
+        self._paths = CachePaths(root, manifest.num_shards)
+
+    def path(self, sample: int) -> Path:
+        return self._paths.shard(sample // self.manifest.rows_per_shard)
+
+    def fault(self, sample: int, field: str, problem: str) -> Fault:
+        shard = sample // self.manifest.rows_per_shard
+        file = str(self.path(sample).relative_to(self._paths.root))
+        return Fault(file, problem, shard, sample, field)
+
+
+def _stored(places: _Places, sample: int, length: int) -> dict[str, Tensor]:
+    """The real tokens of a row."""
+    row = sample % places.manifest.rows_per_shard
+    with open(places.path(sample), "rb") as file:
+
+        def read(field: Field) -> Tensor:
+            data = bytearray()
+            for offset, size in places.layout.row_extents(field, row, length):
+                file.seek(offset)
+                data += file.read(size)
+            shape = list(field.row_shape)
+            shape[field.token_axis] = length
+            return torch.frombuffer(data, dtype=torch_dtype(field.dtype)).view(shape)
+
+        return {field.name: read(field) for field in places.manifest.fields}
+
+
+def _compare(
+    name: str,
+    stored: Mapping[str, Tensor],
+    now: Mapping[str, Tensor],
+    difference: FieldDifference,
+    sample: int,
+) -> str | None:
+    """Compare a field of a row; what is wrong with it if it had to be equal and is not."""
+    before, after = stored[name], now[name].contiguous()
+    if before.shape != after.shape:
+        difference.equal = False
+        return f"{list(after.shape)} captured now, {list(before.shape)} stored"
+    equal = torch.equal(before.view(torch.uint8), after.view(torch.uint8))
+    difference.rows += 1
+    difference.equal &= equal
+    if not before.is_floating_point():
+        # Of logits that are nearly the same, others may come first where floats may differ.
+        follows = name == "logits_topk.indices" and not torch.equal(
+            stored["logits_topk.values"], now["logits_topk.values"]
+        )
+        count = int((before != after).sum())
+        return None if equal or follows else f"{count:,} of {before.numel():,} numbers differ"
+    old, new = (x.float().reshape(len(before), -1) for x in (before, after))
+    difference.magnitude = max(difference.magnitude, float(old.abs().max()))
+    if not equal:
+        off = (new - old).abs().nan_to_num(nan=torch.inf)
+        difference.largest = max(difference.largest, float(off.max()))
+        error = float((off.norm(dim=1) / old.norm(dim=1).clamp_min(_TINY)).max())
+        if error >= difference.token_error:
+            difference.token_error, difference.sample = error, sample
+    return None

@@ -1,0 +1,72 @@
+"""A verification from end to end."""
+
+import os
+import time
+from pathlib import Path
+
+from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError
+from dspark.schemas.manifest import Manifest, read_manifest
+from dspark.schemas.paths import index_dir, manifest_path
+from dspark.verify.deep import check_contents
+from dspark.verify.faults import Fault, by_place, problem_of
+from dspark.verify.progress import VerifyProgress
+from dspark.verify.result import Verification
+from dspark.verify.shallow import check_shallow
+from dspark.verify.strays import strays
+
+
+def verify_cache(
+    path: str | os.PathLike[str], *, deep: bool = False, progress: bool = False
+) -> Verification:
+    """Check a cache, finished or not; what ``dspark verify`` does.
+
+    Of an unfinished cache the committed shards are checked.
+
+    Args:
+        path: the cache.
+        deep: also read every row and every target file.
+        progress: show a progress bar on stderr.
+
+    Raises:
+        IncompatibleCacheError: ``path`` is no cache, or one of another version.
+    """
+    start = time.monotonic()
+    root = Path(path)
+    manifest = _manifest(root)
+    if isinstance(manifest, Fault):
+        return Verification(root, None, deep, 0, 0, 0, time.monotonic() - start, (manifest,), ())
+    shallow = check_shallow(root, manifest)
+    faults = shallow.faults
+    total = shallow.counts.tokens * sum(f.token_bytes for f in manifest.fields)
+    total += sum(manifest.target_files[name].bytes for name in shallow.target_files)
+    with VerifyProgress(total, show=progress and deep) as bar:
+        if deep:
+            faults += check_contents(root, manifest, shallow.readable, shallow.target_files, bar)
+    return Verification(
+        root=root,
+        manifest=manifest,
+        deep=deep,
+        shards=shallow.committed,
+        rows=shallow.counts.ok,
+        bytes_read=bar.bytes,
+        seconds=time.monotonic() - start,
+        faults=tuple(sorted(dict.fromkeys(faults), key=by_place)),
+        notes=tuple(strays(root, manifest)),
+    )
+
+
+def _manifest(root: Path) -> Manifest | Fault:
+    """The manifest, or what is wrong with it.
+
+    Raises:
+        IncompatibleCacheError: there is none, or it is another version's or another program's.
+    """
+    path = manifest_path(root)
+    try:
+        return read_manifest(root)
+    except OtherVersionError:
+        raise
+    except IncompatibleCacheError as error:
+        if not (path.exists() and index_dir(root).is_dir()):
+            raise
+        return Fault(path.name, problem_of(error, path))

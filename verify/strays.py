@@ -1,0 +1,35 @@
+"""Files in a cache's directory that are no part of it."""
+
+from pathlib import Path
+
+from dspark.schemas.durable import TMP_SUFFIX
+from dspark.schemas.locks import is_locked
+from dspark.schemas.manifest import Manifest
+from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+
+
+def strays(root: Path, manifest: Manifest) -> list[str]:
+    """One line for each file that does not belong there; none of them does any harm."""
+    paths = CachePaths(root, manifest.num_shards)
+    known = {manifest_path(root), *(target_dir(root) / name for name in manifest.target_files)}
+    for shard in range(manifest.num_shards):
+        known |= {paths.shard(shard), paths.index(shard)}
+    return [
+        f"{path.relative_to(root)}: {_what(path)}"
+        for path in sorted(root.rglob("*"))
+        if not path.is_dir() and path not in known
+    ]
+
+
+def _what(path: Path) -> str:
+    if path.suffix != TMP_SUFFIX:
+        return "no part of the cache"
+    try:
+        locked = is_locked(path)
+    except OSError:  # no right to write there, so nobody to ask
+        return "a temporary file"
+    return (
+        "being written by a running capture"
+        if locked
+        else "left by a capture that was stopped; the next one removes it"
+    )
