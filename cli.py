@@ -1,5 +1,6 @@
 """The ``dspark`` command: parses, calls, prints. Heavy imports happen inside the commands."""
 
+import io
 import json
 import os
 import signal
@@ -249,34 +250,45 @@ def verify(
     from dspark.verify.repair import repair_cache
     from dspark.verify.run import verify_cache
 
+    for option, value in (("--data", data), ("--chat-template", chat_template)):
+        if value is not None and against is None:
+            raise InputError(f"{option} {value}: only --against reads it; give --against as well")
     found = verify_cache(cache, deep=deep, progress=True)
-    repaired = repair_cache(found) if repair else None
     if not as_json:
-        typer.echo(report.verification(found, repaired))
-    compared = None
-    if against is not None and found.manifest is not None:
-        from dspark.capture.recapture import prepare_recapture
-        from dspark.verify.compare import compare_rows, random_rows
+        typer.echo(report.verification(found))
+    repaired = compared = None
+    try:
+        if repair:
+            repaired = repair_cache(found)
+        if not as_json and (steps := report.next_steps(found, repaired)):
+            typer.echo(steps)
+        if against is not None and found.manifest is not None:
+            from dspark.capture.recapture import prepare_recapture
+            from dspark.verify.compare import compare_rows, random_rows
 
-        drawn = random_rows(found, rows, seed)
-        again = prepare_recapture(
-            found.root,
-            found.manifest,
-            target=against,
-            data=data,
-            chat_template=chat_template,
-            trust_remote_code=trust_remote_code,
-        )
-        compared = compare_rows(
-            found.root,
-            found.manifest,
-            drawn,
-            again.rows(drawn),
-            again.target_differences,
-            again.other_differences,
-        )
-        if not as_json:
-            typer.echo(report.comparison(compared))
+            drawn = random_rows(found, rows, seed)
+            again = prepare_recapture(
+                found.root,
+                found.manifest,
+                target=against,
+                data=data,
+                chat_template=chat_template,
+                trust_remote_code=trust_remote_code,
+            )
+            compared = compare_rows(
+                found.root,
+                found.manifest,
+                drawn,
+                again.rows(drawn),
+                again.target_differences,
+                again.other_differences,
+            )
+            if not as_json:
+                typer.echo(report.comparison(compared))
+    except InputError as error:
+        if not found.faults:
+            raise
+        typer.echo(f"dspark: {error}", err=True)  # what was found damaged stays damaged
     if as_json:
         document = report.document(found, repaired, compared)
         typer.echo(json.dumps(document, indent=2))
@@ -296,7 +308,7 @@ def _run(command: Callable[[], Any]) -> int:
     except FollowerError:
         return 1
     except StoppedError as error:
-        one_of_many = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        one_of_many = os.environ.get("WORLD_SIZE", "1") != "1"
         print(
             f"dspark: {error}"
             + (
@@ -323,6 +335,9 @@ def _stop(number: int, _: object) -> None:
 
 def main() -> None:
     """Entry point of the ``dspark`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     code = _run(app)

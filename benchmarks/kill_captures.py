@@ -3,11 +3,12 @@
     python benchmarks/kill_captures.py --kills 100
 
 A capture of a tiny random target is killed with SIGKILL several times and continued each time,
-with one worker or, under torchrun, with two; then it is left to finish. Every file of the finished
-cache must have the bytes of an uninterrupted capture, and so must every shard that was committed
-at the moment of a kill. Moments are drawn in each phase of a run; whether the draw has met its
-phase is looked up afterwards. With two workers the kill takes all processes at once, one worker
-(torchrun must then end the job by itself), or torchrun alone (its workers must then end).
+with one worker or, under torchrun, with two; then it is left to finish with one to three. Every
+file of the finished cache must have the bytes of an uninterrupted capture, and so must every shard
+that was committed at the moment of a kill. Moments are drawn in each phase of a run; whether the
+draw has met its phase is looked up afterwards. With two workers the kill takes all processes at
+once, one worker (torchrun must then end the job by itself), or torchrun alone (its workers must
+then end).
 
 Exit code 1 if a byte differs or anything else is not as it should be.
 """
@@ -260,27 +261,28 @@ def kill(process: psutil.Process) -> bool:
     return True
 
 
-def finish(out: Path, captures: Captures, rng: random.Random, found: Found) -> None:
-    """Leave the capture to end, and compare."""
+def finish(out: Path, most: int, captures: Captures, rng: random.Random, found: Found) -> None:
+    """Leave the capture to end, with up to ``most`` workers, and compare."""
     if not is_complete(out):
-        workers = rng.choice((1, 2, 3))
+        workers = rng.randint(1, most)
         if code := captures.start(workers, out).wait():
             found.faults.append(f"{out.name}: {workers} workers end with exit code {code}")
     found.caches += 1
     found.faults += [f"{out.name}: {name} differs" for name in captures.wrong(out)]
 
 
-def run(kills: int, captures: Captures, rng: random.Random) -> Found:
-    """Kill captures until all kills are spent."""
+def run(kills: int, most: int, captures: Captures, rng: random.Random) -> Found:
+    """Kill captures of one or, unless ``most`` is 1, two workers until all kills are spent."""
     found = Found()
     while (spent := found.kills.total()) < kills and not found.faults:
         out = captures.folder / f"cache-{found.caches:03}"
         for attempt in range(min(rng.randint(4, 9), kills - spent)):
             weights = (2, 0 if attempt else 4, 6, 3, 2)
             phase = rng.choices(PHASES, weights)[0]
-            if not kill_once(rng.choice((1, 1, 2)), phase, out, captures, rng, found):
+            workers = min(most, rng.choice((1, 1, 2)))
+            if not kill_once(workers, phase, out, captures, rng, found):
                 break
-        finish(out, captures, rng, found)
+        finish(out, most, captures, rng, found)
         if not found.faults:
             shutil.rmtree(out)
         print(f"{found.kills.total()} kills, {found.caches} caches", file=sys.stderr, flush=True)
@@ -305,13 +307,14 @@ def table(found: Found) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--most-workers", type=int, default=3, help="that finish a capture")
     parser.add_argument("--rows", type=int, default=120)
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kill-captures-"))
     captures = Captures(folder, options.rows, options.shards)
-    found = run(options.kills, captures, random.Random(options.seed))
+    found = run(options.kills, options.most_workers, captures, random.Random(options.seed))
     print(table(found))
     print(
         f"{found.kills.total()} kills, {found.caches} finished caches compared, "

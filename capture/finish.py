@@ -1,13 +1,14 @@
 """Which shards are committed, and what they hold together."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow.compute as pc
 
 from dspark.capture.skipped import SkippedKind, counts_by_kind, skipped_kinds
 from dspark.schemas.index import OK, index_identity, read_index
 from dspark.schemas.manifest import Counts, Manifest
-from dspark.schemas.paths import CachePaths
+from dspark.schemas.paths import CachePaths, index_dir
 
 
 def is_committed(manifest: Manifest, paths: CachePaths, shard: int) -> bool:
@@ -23,6 +24,18 @@ def is_committed(manifest: Manifest, paths: CachePaths, shard: int) -> bool:
 def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
     """Shards that are not committed."""
     return [s for s in range(manifest.num_shards) if not is_committed(manifest, paths, s)]
+
+
+def other_captures(manifest: Manifest, root: Path) -> list[Path]:
+    """Readable indexes in a cache that are not of this capture."""
+    paths = CachePaths(root, manifest.num_shards)
+    ours = {paths.index(shard) for shard in range(manifest.num_shards)}
+    return [
+        path
+        for path in sorted(index_dir(root).glob("shard-*.parquet"))
+        if (identity := index_identity(path)) is not None
+        and (path not in ours or identity != manifest.identity_hash)
+    ]
 
 
 @dataclass(frozen=True)

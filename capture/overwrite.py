@@ -62,7 +62,10 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
     Raises:
         InputError: there is another, or a link that leads out of the cache.
     """
-    target_files = set() if manifest is None else set(manifest.target_files)
+    target_files = None if manifest is None else set(manifest.target_files)
+    started = (
+        shards_dir(root).is_dir() and index_dir(root).is_dir()
+    )  # made before target/ is filled
     found = []
     for path in sorted(root.rglob("*")):
         if path.is_symlink() and path.is_dir():
@@ -70,7 +73,7 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
                 f"--overwrite: {path} is a link to another directory; delete the cache yourself, "
                 "or choose another --out"
             )
-        if path.is_dir():
+        if path.is_dir() or path.name.startswith("."):
             continue
         known = (
             is_tmp(path)
@@ -79,7 +82,11 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
             or (path.parent == index_dir(root) and _INDEX.fullmatch(path.name))
             or (
                 target_dir(root) in path.parents
-                and path.relative_to(target_dir(root)).as_posix() in target_files
+                and (
+                    started
+                    if target_files is None
+                    else path.relative_to(target_dir(root)).as_posix() in target_files
+                )
             )
         )
         if not known:

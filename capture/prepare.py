@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dspark.capture.conversations import Conversations
 from dspark.capture.disk_room import check_room
-from dspark.capture.finish import missing_shards
+from dspark.capture.finish import missing_shards, other_captures
 from dspark.capture.leftovers import remove_leftovers
 from dspark.capture.overwrite import delete_cache
 from dspark.capture.plan import CapturePlan
@@ -28,6 +28,8 @@ from dspark.schemas.manifest import (
 from dspark.schemas.paths import CachePaths, index_dir, manifest_path, shards_dir, target_dir
 
 _OURS = {"manifest.json", "shards", "index", "target"}
+_HARMLESS = {"lost+found"}
+"""What file systems put into directories, beside hidden files."""
 
 
 def check_out(root: Path) -> None:
@@ -38,10 +40,19 @@ def check_out(root: Path) -> None:
     """
     if root.exists() and not root.is_dir():
         raise InputError(f"--out {root}: a file of that name exists; choose another directory")
-    above = next(p for p in (root, *root.absolute().parents) if p.exists())
+    above = next(p for p in (root, *root.absolute().parents) if os.path.lexists(p))
+    if not above.exists():
+        raise InputError(
+            f"--out {root}: {above} is a link that leads nowhere; make what it points to, or "
+            "choose another directory"
+        )
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"--out {root}: cannot be written, because {above} cannot")
-    if root.is_dir() and (other := {p.name for p in root.iterdir() if not is_tmp(p)} - _OURS):
+    for outer in root.absolute().parents:
+        if manifest_path(outer).is_file() and index_dir(outer).is_dir():
+            raise InputError(f"--out {root}: it lies inside the cache {outer}; choose another one")
+    other = {p.name for p in root.iterdir() if not is_tmp(p)} if root.is_dir() else set()
+    if other := {name for name in other - _OURS - _HARMLESS if not name.startswith(".")}:
         raise InputError(
             f"--out {root}: the directory holds something else ({sorted(other)[0]}); choose an "
             "empty or new one"
@@ -69,13 +80,13 @@ def prepare(
     missing = missing_shards(plan.manifest, paths)
     there = sorted({*range(plan.manifest.num_shards)} - {*missing})
     has_target = existing is not None and same_sizes(target_dir(root), existing.target_files)
+    remove_leftovers(root)
     if existing is not None and existing.complete and has_target and not missing:
         return existing, there
     chosen = missing if settings.only is None else sorted({*missing} & {*settings.only})
     _check_room(settings, plan, target, conversations, chosen)
     for folder in (shards_dir(root), index_dir(root), target_dir(root)):
         make_dir(folder)
-    remove_leftovers(root)
     if existing is not None and has_target:
         files = existing.target_files
     else:
@@ -90,9 +101,16 @@ def existing_manifest(root: Path, plan: CapturePlan) -> Manifest | None:
     """The manifest of the capture that is in ``--out``, if there is one.
 
     Raises:
-        IncompatibleCacheError: it has other settings, or is damaged.
+        IncompatibleCacheError: it has other settings, or is damaged; or the manifest is missing
+            beside shards with other settings.
     """
     if not manifest_path(root).exists():
+        if others := other_captures(plan.manifest, root):
+            raise IncompatibleCacheError(
+                f"--out {root}: it holds no manifest, but shards of a capture with other settings "
+                f"({others[0].name} …); give the command that made them, choose another --out, or "
+                "give --overwrite to delete them and start anew"
+            )
         return None
     existing = read_manifest(root)
     if different := identity_differences(existing.identity, plan.manifest.identity):

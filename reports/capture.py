@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dspark.reports.text import size, some_numbers
+from dspark.reports.text import plural, size, some_numbers
 
 if TYPE_CHECKING:
     from dspark.capture.run import CaptureReport
@@ -15,12 +15,13 @@ def capture(report: "CaptureReport") -> str:
     manifest = report.manifest
     counts = manifest.counts
     if report.missing:
+        some = len(report.missing) > 1
         return (
-            f"{report.root}: {report.shards_written} shards written now "
-            f"({size(report.bytes_written)}); {manifest.num_shards - len(report.missing)} of "
-            f"{manifest.num_shards} are committed, {some_numbers(report.missing)} "
-            f"{'are' if len(report.missing) > 1 else 'is'} left to other jobs; the last "
-            "of them, or this command without --only, completes the cache"
+            f"{report.root}: {plural(report.shards_written, 'shard')} written now "
+            f"({size(report.bytes_written)}); not complete: shard{'s' * some} "
+            f"{some_numbers(report.missing)} of {manifest.num_shards} "
+            f"{'are' if some else 'is'} left to other jobs, the last of which completes the cache; "
+            "so does this command for all shards, once they have ended"
         )
     if report.shards_written == 0:
         return f"{report.root}: complete already, nothing to do ({counts.ok:,} samples)"

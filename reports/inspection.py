@@ -13,22 +13,31 @@ def inspection(summary: dict[str, Any], faults: Sequence[str] = ()) -> str:
         summary: of the cache.
         faults: that a shallow verification found.
     """
-    counts = summary["counts"]
+    counts, complete = summary["counts"], summary["complete"]
     skipped = sum(counts["skipped"].values())
     target = summary["target"]
     lines = [
         f"{summary['path']}: {target['architecture']} ({target['id']}), "
         + (
             "complete"
-            if summary["complete"]
+            if complete
             else f"NOT complete: {summary['committed_shards']} of {summary['num_shards']} shards "
             "committed; the same capture command continues it"
         ),
         f"{summary['num_samples']:,} samples in {summary['num_shards']} shards of "
-        f"{summary['rows_per_shard']} rows x {summary['max_length']} tokens; {counts['ok']:,} "
-        f"captured, {skipped:,} skipped",
-        f"{counts['tokens']:,} tokens, {counts['image_tokens']:,} of pictures, "
-        f"{counts['loss_tokens']:,} supervised; logits {summary['logits']}"
+        f"{summary['rows_per_shard']} rows x {summary['max_length']} tokens; "
+        + (
+            f"{counts['ok']:,} captured, {skipped:,} skipped"
+            if complete
+            else "captured rows and tokens are counted when the capture ends"
+        ),
+        (
+            f"{counts['tokens']:,} tokens, {counts['image_tokens']:,} of pictures, "
+            f"{counts['loss_tokens']:,} supervised; "
+            if complete
+            else ""
+        )
+        + f"logits {summary['logits']}"
         + (
             f" (recomputed within {summary['head_error']:.3g})"
             if summary["head_error"] is not None
@@ -42,7 +51,7 @@ def inspection(summary: dict[str, Any], faults: Sequence[str] = ()) -> str:
                     f["dtype"],
                     "x".join(map(str, f["shape"])),
                     f"{f['token_bytes']:,}",
-                    size(f["real_bytes"]),
+                    size(f["real_bytes"]) if complete else "-",
                     size(f["logical_bytes"]),
                 )
                 for f in summary["fields"]
@@ -50,9 +59,10 @@ def inspection(summary: dict[str, Any], faults: Sequence[str] = ()) -> str:
             ("field", "type", "shape per shard", "bytes/token", "real rows", "with padding"),
         ),
         "",
-        f"shards: {size(summary['real_bytes'])} of real rows, {size(summary['physical_bytes'])} on "
-        f"disk, {size(summary['logical_bytes'])} file length; whole cache "
-        f"{size(summary['cache_bytes'])} on disk",
+        "shards: "
+        + (f"{size(summary['real_bytes'])} of real rows, " if complete else "")
+        + f"{size(summary['physical_bytes'])} on disk, {size(summary['logical_bytes'])} file "
+        f"length; whole cache {size(summary['cache_bytes'])} on disk",
     ]
     if summary["filled_bytes"]:
         lines.append(

@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 _LINES = 50
 
 
-def verification(found: "Verification", repaired: "Repair | None" = None) -> str:
-    """Each fault in a line, what the cache is, and the way out."""
-    lines = [*_some(found.faults), *_some(found.notes), f"{found.root}: {_verdict(found)}"]
+def verification(found: "Verification") -> str:
+    """Each fault in a line, and what the cache is."""
+    return "\n".join(
+        [*_some(found.faults), *_some(found.notes), f"{found.root}: {_verdict(found)}"]
+    )
+
+
+def next_steps(found: "Verification", repaired: "Repair | None" = None) -> str:
+    """What a repair did, and the way out; empty for a sound cache."""
+    lines = []
     if repaired is not None and found.faults:
         lines.append(_repaired(repaired))
     elif found.faults:
@@ -52,10 +59,11 @@ def _verdict(found: "Verification") -> str:
         )
     checked = f"{found.shards:,} of {manifest.num_shards:,} shards checked ({how})"
     if found.faults:
-        damaged = {fault.shard for fault in found.faults} - {None}
+        damaged = sorted({f.shard for f in found.faults if f.shard is not None})
+        which = f" ({some_numbers(damaged)})" if damaged else ""
         return (
             f"damaged: {plural(len(found.faults), 'fault')}, "
-            f"{plural(len(damaged), 'damaged shard')}; {checked}"
+            f"{plural(len(damaged), 'damaged shard')}{which}; {checked}"
         )
     if not manifest.complete:
         return f"cannot tell, the capture is not finished; nothing wrong so far; {checked}"

@@ -1,4 +1,4 @@
-"""What a full, lost or forbidden disk is told as."""
+"""What a full, lost or forbidden disk, or something else in a file's place, is told as."""
 
 import errno
 import os
@@ -20,11 +20,15 @@ _LOST = (
     errno.EHOSTDOWN,
     errno.ENOENT,
 )
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+_NAME = (errno.ENAMETOOLONG,)
 _WAYS_OUT = {
     _ROOM: "make room",
     _PERMISSIONS: "make it writable",
     _SIZE: "raise the limit on the size of files (ulimit -f, or that of the file system)",
     _LOST: "bring the disk or the mount back",
+    _IN_THE_WAY: "move what has this name out of the way",
+    _NAME: "take a shorter name",
 }
 
 
@@ -33,7 +37,8 @@ def disk_error(error: OSError) -> str | None:
     way_out = next((way for codes, way in _WAYS_OUT.items() if error.errno in codes), None)
     if way_out is None:
         return None
-    where = f"{error.filename}: " if error.filename else ""
+    name = error.filename2 or error.filename  # of a renaming, the new one
+    where = f"{name}: " if name else ""
     return (
         f"{where}{error.strerror}; what is committed stays: {way_out} and give the same command "
         "again (train-draft: with --resume)"

@@ -1,5 +1,6 @@
 """The errors that a user can mend."""
 
+from pathlib import Path
 from signal import Signals
 
 
@@ -20,6 +21,13 @@ class InputError(Exception):
 
 class IncompatibleCacheError(InputError):
     """A cache that cannot be used as asked: unfinished, another identity, or a field is missing."""
+
+
+class UnreadableError(IncompatibleCacheError):
+    """A file of a cache that the system does not let be read, so it may be sound."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path}: cannot be read ({error.strerror}); make it readable")
 
 
 class OtherVersionError(IncompatibleCacheError):

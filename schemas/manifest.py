@@ -15,9 +15,9 @@ from typing import Any
 from dspark.schemas.digest import FileDigest, canonical_json, json_digest
 from dspark.schemas.dtypes import FLOAT_CODES
 from dspark.schemas.durable import write_file
-from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError
+from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError, UnreadableError
 from dspark.schemas.fields import Field, build_fields
-from dspark.schemas.paths import head_path, manifest_path
+from dspark.schemas.paths import head_path, index_dir, manifest_path
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.schemas.strict_json import read_json
 
@@ -166,11 +166,18 @@ def read_manifest(root: Path) -> Manifest:
     try:
         document = read_json(path, _MOST_BYTES)
     except FileNotFoundError:
+        if any(index_dir(root).glob("shard-*-of-*.parquet")):
+            raise IncompatibleCacheError(
+                f"{path}: missing; the capture command that made this cache writes it again around "
+                "the committed shards"
+            ) from None
         raise IncompatibleCacheError(
             f"{root} is not a cache: it has no manifest.json; make one with "
             f"'dspark capture --shards N --out {root}'"
         ) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UnreadableError(path, error) from None
+    except ValueError as error:
         raise IncompatibleCacheError(f"{path}: not readable as JSON ({error}); {_REDO}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise IncompatibleCacheError(f'{path}: not a cache manifest ("format" is not {FORMAT!r})')

@@ -1,6 +1,7 @@
 """Damage done to a cache, and numbers replaced in it."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def into_folder(path: Path) -> None:
     """Put a folder in the place of a file."""
     path.unlink()
     path.mkdir()
+
+
+def into_file(path: Path) -> None:
+    """Put a file in the place of a folder."""
+    shutil.rmtree(path)
+    path.touch()
 
 
 def rewrite(root: Path, sample: int, name: str, numbers: Any, *, digest: bool) -> None:

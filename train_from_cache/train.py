@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
 from dspark.schemas.errors import InputError
+from dspark.schemas.torchrun import world_size
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.checkpoint import load_state, save_state, state_path
 from dspark.train_from_cache.drafts import draft_class
@@ -111,7 +112,7 @@ def train_draft(
         InputError: an argument, the cache or ``out`` does not allow it, or the loss is not finite.
         StoppedError: SIGINT or SIGTERM, after the update under way was finished and saved.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if world_size() > 1:
         raise InputError(
             "training in several processes is not supported yet; run it without torchrun"
         )

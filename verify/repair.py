@@ -1,5 +1,7 @@
 """Taking what is damaged out of a cache, so that a capture makes just that again."""
 
+import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,14 +37,12 @@ def repair_cache(verification: Verification) -> Repair:
     before its shard, so that a crash at any moment leaves a cache that a capture continues.
 
     Raises:
-        InputError: a directory lies where a file belongs.
+        InputError: a directory lies where a file belongs, or a file is there that cannot be opened,
+            which need not be damage. Nothing was removed.
     """
     root, manifest, faults = verification.root, verification.manifest, verification.faults
-    for fault in faults:
-        if (root / fault.file).is_dir():
-            raise InputError(
-                f"{root / fault.file}: a directory lies in the place of a file; move it away"
-            )
+    for name in dict.fromkeys(fault.file for fault in faults):
+        _check_removable(root / name)
     files = sorted({f.file for f in faults if f.shard is None})
     if manifest is None:
         _remove(manifest_path(root))
@@ -54,6 +54,26 @@ def repair_cache(verification: Verification) -> Repair:
         _remove(root / name)
     shards, busy = _uncommit(CachePaths(root, manifest.num_shards), faults)
     return Repair(tuple(shards), tuple(files), tuple(busy))
+
+
+def _check_removable(path: Path) -> None:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be opened ({error.strerror}), so it may be sound; make it readable, "
+            "or remove it yourself; nothing was taken out"
+        ) from None
+    try:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise InputError(
+                f"{path}: a directory lies in the place of a file; move it away; nothing was taken "
+                "out"
+            )
+    finally:
+        os.close(file)
 
 
 def _reopen(root: Path, manifest: Manifest) -> None:

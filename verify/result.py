@@ -18,7 +18,7 @@ class Verification:
         manifest: of the cache; None if it is damaged, which leaves the rest unchecked.
         deep: whether each row's bytes were read.
         shards: committed shards, all of them checked.
-        rows: samples in them.
+        rows: captured samples in those of them that can be read.
         bytes_read: of shards and target files.
         seconds: that it took.
         faults: in the order of shards and rows.

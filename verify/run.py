@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError
+from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError, UnreadableError
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.paths import index_dir, manifest_path
 from dspark.verify.deep import check_contents
@@ -59,14 +59,15 @@ def _manifest(root: Path) -> Manifest | Fault:
     """The manifest, or what is wrong with it.
 
     Raises:
-        IncompatibleCacheError: there is none, or it is another version's or another program's.
+        IncompatibleCacheError: there is none, it cannot be read, or it is another version's or
+            another program's.
     """
     path = manifest_path(root)
     try:
         return read_manifest(root)
-    except OtherVersionError:
+    except (OtherVersionError, UnreadableError):
         raise
     except IncompatibleCacheError as error:
-        if not (path.exists() and index_dir(root).is_dir()):
+        if not (path.exists() and any(index_dir(root).glob("shard-*-of-*.parquet"))):
             raise
         return Fault(path.name, problem_of(error, path))

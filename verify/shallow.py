@@ -27,7 +27,7 @@ class Shallow:
     Attributes:
         faults: in any order.
         committed: shards with an index.
-        counts: of the shards whose index is sound.
+        counts: of the readable shards.
         readable: shards whose index is sound and whose file is as long as it must be.
         target_files: names under ``target/`` of the files that are as long as they must be.
     """
@@ -76,7 +76,7 @@ def check_shallow(root: Path, manifest: Manifest) -> Shallow:
     return Shallow(
         faults=faults,
         committed=sum(shard.committed for shard in shards),
-        counts=counts,
+        counts=_sum([s.counts for s in counted if s.readable and s.counts is not None]),
         readable=[i for i, shard in enumerate(shards) if shard.readable],
         target_files=target_files,
     )

@@ -1,6 +1,5 @@
 """``dspark plan`` from end to end."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from dspark.capture.targets.loading import load_target
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths, head_path
+from dspark.schemas.torchrun import world_size
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def estimate_capture(
     Raises:
         InputError: the capture would be refused.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if world_size() > 1:
         raise InputError("plan runs in one process; start it without torchrun")
     settings = CaptureSettings.check(options)
     conversations = open_conversations(settings.data, settings.rows)

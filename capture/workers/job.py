@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -11,11 +13,16 @@ import torch
 import torch.distributed as dist
 
 from dspark.schemas.errors import FollowerError, InputError, StoppedError
+from dspark.schemas.torchrun import torchrun_number, world_size
 
 TIMEOUT = timedelta(minutes=30)
 """How long a worker waits for the first one to prepare the cache, and collectives for a peer."""
 
+MEETING = timedelta(minutes=5)
+"""How long a worker looks for the others."""
+
 _POLL_SECONDS = 0.3
+_PATIENCE_SECONDS = 30
 
 
 class Job:
@@ -41,21 +48,31 @@ class Job:
         """The job that the environment names (RANK, WORLD_SIZE, MASTER_ADDR …, as torchrun sets).
 
         Raises:
-            InputError: the other workers cannot be reached.
+            InputError: it names no such job, or the other workers cannot be reached.
         """
-        size = int(os.environ.get("WORLD_SIZE", "1"))
+        size = world_size()
         if size == 1:
             return cls(0, 1, 0, dist.HashStore())
+        if (rank := torchrun_number("RANK", 0)) >= size:
+            raise InputError(
+                f"RANK is {rank} and WORLD_SIZE {size} in the environment, but workers are counted "
+                "from 0; start them with torchrun"
+            )
+        waiting = threading.Timer(_PATIENCE_SECONDS, _say_that_it_waits, (rank, size))
+        waiting.daemon = True
+        waiting.start()
         try:
-            store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+            store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
         except (ValueError, RuntimeError) as error:
             raise InputError(
                 f"WORLD_SIZE is {size}, but the other workers cannot be reached ({error}); start "
                 "them with torchrun"
             ) from None
+        finally:
+            waiting.cancel()
         # torchrun keeps its store when it starts the workers again.
         fresh = dist.PrefixStore(f"start/{restarts()}/{size}", store)
-        return cls(rank, size, int(os.environ.get("LOCAL_RANK", "0")), fresh)
+        return cls(rank, size, torchrun_number("LOCAL_RANK", 0), fresh)
 
     @property
     def is_first(self) -> bool:
@@ -143,9 +160,19 @@ class Job:
         return self.store.add(name, amount)
 
 
+def _say_that_it_waits(rank: int, size: int) -> None:
+    where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    print(
+        f"dspark: worker {rank} of {size} waits for the others at {where}, for {MEETING} at most "
+        "(WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT of the environment say so)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def restarts() -> int:
     """How often torchrun has started this job's workers again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return torchrun_number("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def _tell_torchrun(message: str) -> None:

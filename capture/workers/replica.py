@@ -1,6 +1,5 @@
 """Workers that hold one copy of the target together."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from dspark.capture.workers.job import TIMEOUT
 from dspark.schemas.errors import InputError
+from dspark.schemas.torchrun import torchrun_number, world_size
 
 LOST_PEER = (
     "lost contact with another worker that holds a part of the same target; see its own message, "
@@ -92,8 +92,8 @@ def find_replica(tp: int | None, fsdp: bool, device_map: str | None) -> Replica 
             f"--device-map spreads the target over the devices of one process, {option} over "
             "several processes; give one of them"
         )
-    rank, world = (int(os.environ.get(k, d)) for k, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    rank, world = torchrun_number("RANK", 0), world_size()
+    local_world = torchrun_number("LOCAL_WORLD_SIZE", world)
     if world == 1:
         raise InputError(
             f"{option} splits the target over several workers, and there is one; start them with: "
@@ -111,7 +111,7 @@ def find_replica(tp: int | None, fsdp: bool, device_map: str | None) -> Replica 
             "--fsdp splits the target over the workers of a node, and each node has one; start "
             "several with torchrun --nproc-per-node, or use --tp"
         )
-    local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
+    local_rank = torchrun_number("LOCAL_RANK", rank)
     return Replica("fsdp", local_world, rank - local_rank, local_rank)
 
 

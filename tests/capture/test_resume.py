@@ -170,15 +170,18 @@ def test_other_weights_and_other_data_are_refused(
 def test_a_shard_of_other_settings_is_not_taken_over(
     inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Without a manifest to compare with, each index still says what it belongs to."""
+    """Each index says what it belongs to."""
     target, data = inputs
     options = {"target": str(target), "data": str(data), "limit": 4}
-    dspark.capture(2, **options, out=str(tmp_path / "c"), batch_tokens=1)
-    (tmp_path / "c" / "manifest.json").unlink()
-    report = dspark.capture(2, **options, out=str(tmp_path / "c"), batch_tokens=900)
-    assert report.shards_written == 2
-    dspark.capture(2, **options, out=str(tmp_path / "d"), batch_tokens=900)
-    assert digests(tmp_path / "c") == digests(tmp_path / "d")
+    for name, tokens in (("c", 1), ("d", 900)):
+        dspark.capture(2, **options, out=str(tmp_path / name), batch_tokens=tokens)
+    whole = digests(tmp_path / "d")
+    for folder in ("shards", "index"):
+        for path in (tmp_path / "c" / folder).glob("*00001-of*"):
+            shutil.copy(path, tmp_path / "d" / folder / path.name)
+    report = dspark.capture(2, **options, out=str(tmp_path / "d"), batch_tokens=900)
+    assert report.shards_written == 1
+    assert digests(tmp_path / "d") == whole
 
 
 def test_an_index_of_other_settings_is_not_trained_on(

@@ -25,6 +25,9 @@ from dspark.schemas.durable import names
         ("ESTALE", "bring the disk or the mount back"),
         ("ENOTCONN", "bring the disk or the mount back"),
         ("ENODEV", "bring the disk or the mount back"),
+        ("EISDIR", "out of the way"),
+        ("EEXIST", "out of the way"),
+        ("ENAMETOOLONG", "shorter name"),
     ],
 )
 def test_path_and_way_out(code: str, way_out: str) -> None:
@@ -37,8 +40,18 @@ def test_path_and_way_out(code: str, way_out: str) -> None:
 
 
 def test_other_errors_are_not_explained_away() -> None:
-    assert disk_error(IsADirectoryError(errno.EISDIR, "Is a directory")) is None
+    assert disk_error(OSError(errno.EINVAL, "Invalid argument", "/cache/shards/x")) is None
     assert disk_error(OSError("no code at all")) is None
+
+
+def test_a_renaming_names_the_place_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "x.tmp").touch()
+    (tmp_path / "x").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        os.replace(tmp_path / "x.tmp", tmp_path / "x")
+    said = disk_error(error.value)
+    assert said is not None
+    assert said.startswith(f"{tmp_path / 'x'}: Is a directory")
 
 
 def test_an_open_file_has_a_name(tmp_path: Path) -> None:

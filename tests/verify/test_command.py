@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from damage import cut, rewrite, stored
+from damage import cut, into_folder, rewrite, stored
 from synthetic_cache import write_cache
 
 from dspark.cli import main
@@ -58,7 +58,7 @@ def test_damaged(cache: Path, dspark: Command) -> None:
         "shards/shard-00000-of-00003.safetensors, dataset row 2, field inputs_embeds: its bytes "
         "are not those that were captured",
     ]
-    assert f"{cache}: damaged: 2 faults, 1 damaged shard; 3 of 3 shards checked" in out
+    assert f"{cache}: damaged: 2 faults, 1 damaged shard (0); 3 of 3 shards checked" in out
     assert f"'dspark verify --cache {cache} --deep --repair' takes out what is damaged" in out
     assert (
         f"then: dspark capture --shards 3 --target synthetic --data synthetic --out {cache}" in out
@@ -76,6 +76,9 @@ def test_unfinished_and_nothing(cache: Path, tmp_path: Path, dspark: Command) ->
     assert code == 2
     assert "cannot tell, the capture is not finished; nothing wrong so far; 2 of 3 shards" in out
     assert "then: dspark capture --shards 3" in out
+    inspected = dspark("inspect", "--cache", cache)[1]
+    assert "captured rows and tokens are counted when the capture ends" in inspected
+    assert "0 tokens" not in inspected and "0 B" not in inspected
     code, out, err = dspark("verify", "--cache", tmp_path / "nowhere")
     assert (code, out) == (2, "")
     assert "is not a cache" in err
@@ -100,3 +103,36 @@ def test_many_faults_are_cut_in_text_and_whole_in_json(cache: Path, dspark: Comm
         "sample": 0,
         "field": "attention_mask",
     }
+
+
+def test_rows_of_a_cut_shard_do_not_count_as_read(cache: Path, dspark: Command) -> None:
+    cut(CachePaths(cache, 3).shard(0))
+    _, out, err = dspark("verify", "--cache", cache, "--deep")
+    assert "(every byte of 23 rows read: " in out  # shard 0 holds 12 of the 35
+    assert "verify: 100%" in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_damage_is_told_whatever_fails_after_it_was_found(
+    cache: Path, dspark: Command, as_json: bool
+) -> None:
+    more = ["--json"] if as_json else []
+    for shard in range(3):
+        cut(CachePaths(cache, 3).shard(shard))
+    code, out, err = dspark("verify", "--cache", cache, "--against", "target", *more)
+    assert (code, err) == (1, f"dspark: {cache}: it has no sound row to compare\n")
+    assert out.count("bytes long") == 3
+    into_folder(CachePaths(cache, 3).shard(1))
+    code, out, err = dspark("verify", "--cache", cache, "--repair", *more)
+    assert code == 1
+    assert "a directory lies in the place of a file" in err
+    assert out.count("bytes long") == 2
+    if as_json:
+        assert json.loads(out)["repaired"] is None
+
+
+@pytest.mark.parametrize("option", ["--data", "--chat-template"])
+def test_options_of_against_without_it(cache: Path, dspark: Command, option: str) -> None:
+    code, out, err = dspark("verify", "--cache", cache, option, "x")
+    assert (code, out) == (2, "")
+    assert err == f"dspark: {option} x: only --against reads it; give --against as well\n"

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from conversation_data import mixed_rows, write_rows
-from damage import cut, into_folder, rewrite, spoil, stored
+from damage import cut, into_file, into_folder, rewrite, spoil, stored
 from flipped_bytes import capture_small, xor_byte
 from synthetic_cache import write_cache
 
 import dspark
 from dspark.cli import main
 from dspark.schemas.claims import Claim
-from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.errors import IncompatibleCacheError, InputError, UnreadableError
 from dspark.schemas.manifest import read_manifest
-from dspark.schemas.paths import CachePaths, manifest_path
+from dspark.schemas.paths import CachePaths, head_path, manifest_path
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.verify import repair
 from dspark.verify.repair import Repair, repair_cache
@@ -160,6 +160,56 @@ def test_a_folder_in_the_place_of_a_file_is_the_users(tmp_path: Path) -> None:
     into_folder(CachePaths(cache, 3).shard(1))
     with pytest.raises(InputError, match="a directory lies in the place of a file"):
         repair_cache(dspark.verify_cache(cache))
+
+
+def lock_out(path: Path) -> None:
+    """Make a file one that cannot be opened, as one without the right to read it is for users."""
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda paths: lock_out(paths.shard(1)), "Too many levels of symbolic links"),
+        (lambda paths: lock_out(head_path(paths.root)), "Too many levels of symbolic links"),
+        *(
+            (lambda paths, name=name: into_file(paths.root / name), "Not a directory")
+            for name in ("shards", "index", "target")
+        ),
+    ],
+)
+def test_what_cannot_be_opened_is_left_alone_with_all_the_rest(
+    tmp_path: Path, harm: Callable[[CachePaths], None], said: str
+) -> None:
+    cache = write_cache(tmp_path)
+    paths = CachePaths(cache, 3)
+    cut(paths.shard(0))
+    harm(paths)
+    before = digests(cache)
+    with pytest.raises(InputError, match=rf"cannot be opened \({said}\), so it may be sound"):
+        repair_cache(dspark.verify_cache(cache))
+    assert digests(cache) == before
+    assert read_manifest(cache).complete
+
+
+def test_a_manifest_that_cannot_be_read_may_be_sound(tmp_path: Path) -> None:
+    lock_out(manifest_path(write_cache(tmp_path)))
+    with pytest.raises(UnreadableError, match=r"cannot be read \(Too many .*; make it readable"):
+        dspark.verify_cache(tmp_path)
+
+
+def test_another_programs_manifest_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    manifest_path(tmp_path).write_text('{"format": "zip"}')
+    with pytest.raises(IncompatibleCacheError, match="not a cache manifest"):
+        dspark.verify_cache(tmp_path)
+
+
+def test_a_missing_manifest_of_committed_shards(tmp_path: Path) -> None:
+    manifest_path(write_cache(tmp_path)).unlink()
+    with pytest.raises(IncompatibleCacheError, match="missing; the capture command that made"):
+        dspark.verify_cache(tmp_path)
 
 
 def test_the_printed_command_has_the_options_of_the_capture(

@@ -62,3 +62,25 @@ def test_alone_every_error_passes() -> None:
     (job,) = jobs(1)
     with pytest.raises(StoppedError), job:
         raise StoppedError(2)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WORLD_SIZE": "two"},
+        {"WORLD_SIZE": "0"},
+        {"WORLD_SIZE": "-1"},
+        {"WORLD_SIZE": "2"},  # and nothing else
+        {"WORLD_SIZE": "2", "RANK": "first"},
+        {"WORLD_SIZE": "2", "RANK": "5"},
+    ],
+)
+def test_an_environment_that_torchrun_did_not_set(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="torchrun|unset it"):
+        Job.join()
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert Job.join().size == 1
