@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dspark.capture.run import capture as capture
+    from dspark.schemas.errors import InputError as InputError
     from dspark.train_from_cache.cache import Cache as Cache
     from dspark.train_from_cache.cache import open_cache as open_cache
     from dspark.train_from_cache.train import train_draft as train_draft
@@ -24,11 +25,20 @@ try:
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["Cache", "__version__", "capture", "open_cache", "train_draft", "verify_cache"]
+__all__ = [
+    "Cache",
+    "InputError",
+    "__version__",
+    "capture",
+    "open_cache",
+    "train_draft",
+    "verify_cache",
+]
 
 # `capture` is both a package and a function; capture/__init__.py makes the package callable.
 _HOMES = {
     "Cache": "dspark.train_from_cache.cache",
+    "InputError": "dspark.schemas.errors",
     "open_cache": "dspark.train_from_cache.cache",
     "train_draft": "dspark.train_from_cache.train",
     "verify_cache": "dspark.verify.run",
@@ -41,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'dspark' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

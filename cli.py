@@ -12,10 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
+from dspark import __version__
 from dspark.capture.options import CaptureOptions
 from dspark.cli_options import options_of
+from dspark.reports.text import printable_lines
 from dspark.schemas.disk_errors import disk_error
 from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooManySkippedError
+from dspark.schemas.options import check_given
 from dspark.train_from_cache.drafts import ARCHITECTURES
 
 app = typer.Typer(
@@ -25,6 +28,24 @@ app = typer.Typer(
     help="Run a frozen vision-language target once, keep what drafts learn from, and train any "
     "number of drafts from it.",
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dspark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 class Device(StrEnum):
@@ -191,15 +212,17 @@ def inspect(
     from dspark.verify.run import verify_cache
 
     summary = inspect_cache(cache)
-    faults = [str(fault) for fault in verify_cache(cache).faults]
+    verified = verify_cache(cache)
+    faults = [str(fault) for fault in verified.faults]
+    unreadable = [str(fault) for fault in verified.unreadable]
     tokens = None if sample is None else inspect_sample(cache, sample)
     if as_json:
-        document = {**summary, "faults": faults}
+        document = {**summary, "faults": faults, "unreadable": unreadable}
         if tokens is not None:
             document["sample"] = tokens
         typer.echo(json.dumps(document, indent=2))
     else:
-        typer.echo(report.inspection(summary, faults))
+        typer.echo(report.inspection(summary, faults, unreadable))
         if tokens is not None:
             typer.echo(report.tokens(tokens))
 
@@ -245,11 +268,12 @@ def verify(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check a cache. Exit code 0: sound, 1: damaged, 2: cannot tell (no cache, or unfinished)."""
+    """Check a cache. Exit code 0: sound, 1: damaged, 2: cannot tell (unreadable, unfinished)."""
     from dspark.reports import verification as report
     from dspark.verify.repair import repair_cache
     from dspark.verify.run import verify_cache
 
+    check_given(against=against, data=data, chat_template=chat_template)
     for option, value in (("--data", data), ("--chat-template", chat_template)):
         if value is not None and against is None:
             raise InputError(f"{option} {value}: only --against reads it; give --against as well")
@@ -288,7 +312,7 @@ def verify(
     except InputError as error:
         if not found.faults:
             raise
-        typer.echo(f"dspark: {error}", err=True)  # what was found damaged stays damaged
+        _complain(str(error))  # what was found damaged stays damaged
     if as_json:
         document = report.document(found, repaired, compared)
         typer.echo(json.dumps(document, indent=2))
@@ -300,10 +324,10 @@ def _run(command: Callable[[], Any]) -> int:
     try:
         command()
     except InputError as error:
-        print(f"dspark: {error}", file=sys.stderr)
+        _complain(str(error))
         return 2
     except TooManySkippedError as error:
-        print(f"dspark: {error}", file=sys.stderr)
+        _complain(str(error))
         return 1
     except FollowerError:
         return 1
@@ -324,9 +348,13 @@ def _run(command: Callable[[], Any]) -> int:
     except OSError as error:
         if (said := disk_error(error)) is None:
             raise
-        print(f"dspark: {said}", file=sys.stderr)
+        _complain(said)
         return 1
     return 0
+
+
+def _complain(message: str) -> None:
+    print(f"dspark: {printable_lines(message)}", file=sys.stderr)
 
 
 def _stop(number: int, _: object) -> None:

@@ -58,7 +58,7 @@ def _parameters(kind: Any) -> list[Parameter]:
                 field.name,
                 Parameter.KEYWORD_ONLY,
                 default=default,
-                # What is none of the choices is told by ``check_choices``, in a sentence.
+                # What is none of the choices is told by ``schemas.options.checked``, in a sentence.
                 annotation=Annotated[str if choices else type_, option],
             )
         )

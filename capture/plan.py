@@ -16,7 +16,7 @@ from dspark.capture.targets.probe import probe_target
 from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
-from dspark.schemas.manifest import MOST_SHARDS, Manifest
+from dspark.schemas.manifest import Manifest
 from dspark.schemas.shard_layout import ShardLayout
 
 _DEFAULT_MAX_LENGTH = 2048
@@ -50,8 +50,6 @@ def plan_capture(
         raise InputError(f"--data {settings.data}: it has no rows")
     if settings.shards > samples:
         raise InputError(f"--shards {settings.shards}: more than the {samples} rows to capture")
-    if settings.shards > MOST_SHARDS:
-        raise InputError(f"--shards {settings.shards}: a cache has at most {MOST_SHARDS}")
     rows_per_shard = -(-samples // settings.shards)
     max_length = _max_length(settings, target)
     layers = stored_layers(settings, target.num_layers)

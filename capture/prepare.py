@@ -61,12 +61,12 @@ def check_out(root: Path) -> None:
 
 def prepare(
     settings: CaptureSettings, plan: CapturePlan, target: Target, conversations: Conversations
-) -> tuple[Manifest, list[int]]:
+) -> tuple[Manifest, list[int], tuple[str, ...]]:
     """Check what is in ``--out``, and write what the shards need beside them.
 
     Returns:
-        The manifest that is there now, complete if nothing is left to do, and the shards that are
-        committed.
+        The manifest that is there now, complete if nothing is left to do; the shards that are
+        committed; and the folder of the target's files, if they were written.
 
     Raises:
         IncompatibleCacheError: a capture with other settings is there.
@@ -82,19 +82,20 @@ def prepare(
     has_target = existing is not None and same_sizes(target_dir(root), existing.target_files)
     remove_leftovers(root)
     if existing is not None and existing.complete and has_target and not missing:
-        return existing, there
+        return existing, there, ()
     chosen = missing if settings.only is None else sorted({*missing} & {*settings.only})
     _check_room(settings, plan, target, conversations, chosen)
     for folder in (shards_dir(root), index_dir(root), target_dir(root)):
         make_dir(folder)
+    rewritten: tuple[str, ...] = ()
     if existing is not None and has_target:
         files = existing.target_files
     else:
-        files = write_target_files(root, target)
+        files, rewritten = write_target_files(root, target), ("target/",)
     manifest = replace(plan.manifest, target_files=files)
     if manifest != existing:
         write_manifest(root, manifest)
-    return manifest, there
+    return manifest, there, rewritten
 
 
 def existing_manifest(root: Path, plan: CapturePlan) -> Manifest | None:

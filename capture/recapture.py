@@ -24,7 +24,13 @@ from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest, identity_differences
+from dspark.schemas.options import check_given
 from dspark.schemas.paths import CachePaths
+
+_NEEDED = (
+    *("data", "device", "batch_tokens", "fake_image", "image_root", "allow_download"),
+    *("mask_reasoning", "overlong", "target.attention"),
+)
 
 
 @dataclass(frozen=True)
@@ -128,22 +134,26 @@ def prepare_recapture(
     Raises:
         InputError: the target or the conversations are not there, or these are others.
     """
+    check_given(against=target, data=data, chat_template=chat_template)
     identity = manifest.identity
-    try:
-        settings = CaptureSettings.check(
-            _options(manifest, target, data, chat_template, trust_remote_code)
-        )
-    except KeyError as error:
+    if lacking := [key for key in _NEEDED if key not in identity]:
         raise InputError(
-            f"{root}: its manifest's identity has no {error}, so nothing can be captured as it was"
-        ) from None
+            f"{root}: its manifest's identity has no {lacking[0]!r}, so nothing can be captured as "
+            "it was"
+        )
+    settings = CaptureSettings.check(
+        _options(manifest, target, data, chat_template, trust_remote_code)
+    )
     conversations = open_conversations(settings.data, settings.rows)
     if (found := conversations.fingerprint()) != identity["data"]:
         raise InputError(
             f"--data {settings.data}: not the conversations that were captured (fingerprint "
             f"{identity['data']} there, {found} now); give the captured ones with --data"
         )
-    loaded = load_target(settings.target, settings.device, settings.target_options)
+    try:
+        loaded = load_target(settings.target, settings.device, settings.target_options)
+    except InputError as error:
+        raise InputError(str(error).replace("--target ", "--against ")) from None
     now = target_identity(loaded)
     around = {
         "device": settings.device.type,

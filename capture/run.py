@@ -23,7 +23,7 @@ from dspark.schemas.claims import ClaimedError
 from dspark.schemas.errors import InputError, TooManySkippedError
 from dspark.schemas.manifest import Manifest, write_manifest
 from dspark.schemas.options import takes
-from dspark.schemas.paths import CachePaths
+from dspark.schemas.paths import CachePaths, manifest_path
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class CaptureReport:
         shards_written: by this job; 0 if the cache was complete already.
         bytes_written: by this job.
         skipped: rows that could not be captured, by reason; of the finished cache.
+        rewritten: other parts of the cache that this job wrote.
     """
 
     root: Path
@@ -45,6 +46,7 @@ class CaptureReport:
     shards_written: int
     bytes_written: int
     skipped: tuple[SkippedKind, ...]
+    rewritten: tuple[str, ...] = ()
 
 
 def run_capture(options: CaptureOptions) -> CaptureReport | None:
@@ -73,8 +75,9 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
         plan = plan_capture(settings, target, conversations)
         manifest = plan.manifest
         committed_before: Sequence[int] = ()
+        rewritten: tuple[str, ...] = ()
         if job.is_first:
-            manifest, committed_before = prepare(settings, plan, target, conversations)
+            manifest, committed_before, rewritten = prepare(settings, plan, target, conversations)
             job.announce(manifest.identity_hash)
         elif job.wait_until_prepared() != manifest.identity_hash:
             raise InputError(
@@ -98,7 +101,7 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
                 return None
             job.wait_for_all(meanwhile=progress.report)
             progress.report()
-        return _finish(settings, manifest, paths, progress.done)
+        return _finish(settings, manifest, paths, progress.done, rewritten)
 
 
 def _claims(
@@ -116,7 +119,11 @@ def _claims(
 
 
 def _finish(
-    settings: CaptureSettings, manifest: Manifest, paths: CachePaths, done: Step
+    settings: CaptureSettings,
+    manifest: Manifest,
+    paths: CachePaths,
+    done: Step,
+    rewritten: tuple[str, ...],
 ) -> CaptureReport:
     """Complete the cache if no shard is missing, and report.
 
@@ -138,6 +145,7 @@ def _finish(
         )
     if finished != manifest:
         write_manifest(settings.out, finished)
+        rewritten += (manifest_path(settings.out).name,)
     kinds = held.skipped
     count = sum(kind.count for kind in kinds)
     if count > settings.rows.max_skipped * manifest.num_samples:
@@ -147,7 +155,7 @@ def _finish(
             "the rows and capture again, or give a larger --max-skipped to accept it\n"
             + skipped_table(kinds)
         )
-    return CaptureReport(settings.out, finished, (), done.shards, done.bytes, kinds)
+    return CaptureReport(settings.out, finished, (), done.shards, done.bytes, kinds, rewritten)
 
 
 capture = takes(CaptureOptions)(run_capture)

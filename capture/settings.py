@@ -11,7 +11,8 @@ from dspark.capture.options import CaptureOptions
 from dspark.capture.targets.logits_mode import check_logits_option
 from dspark.schemas.draft_layers import TRAINABLE, parse_drafts
 from dspark.schemas.errors import InputError
-from dspark.schemas.options import check_choices, option_name
+from dspark.schemas.manifest import MOST_SHARDS
+from dspark.schemas.options import checked, option_name
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,13 @@ class CaptureSettings:
         Raises:
             InputError: one of them is out of range.
         """
-        o = options
+        o = checked(options)
         for name in ("shards", "batch_tokens", "max_length", "limit", "tp"):
             value = getattr(o, name)
             if value is not None and value < 1:
                 raise InputError(f"{option_name(name)} {value}: must be at least 1")
-        check_choices(o)
+        if o.shards > MOST_SHARDS:
+            raise InputError(f"--shards {o.shards}: a cache has at most {MOST_SHARDS:,}")
         if o.device_map not in (None, "auto"):
             raise InputError(f"--device-map {o.device_map}: choose auto")
         if not 0 <= o.max_skipped <= 1:
@@ -165,7 +167,7 @@ def _parse_only(only: str, shards: int) -> tuple[int, ...]:
     """``3,7-9`` -> (3, 7, 8, 9)."""
     chosen: set[int] = set()
     for part in only.split(","):
-        if not (match := re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)):
+        if not (match := re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)):
             raise InputError(f"--only {only}: give shard numbers and ranges, such as 3,7-9")
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= shards:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dspark.reports.text import plural, size, some_numbers
+from dspark.reports.text import plural, printable_lines, size, some_numbers
 
 if TYPE_CHECKING:
     from dspark.capture.run import CaptureReport
@@ -23,6 +23,11 @@ def capture(report: "CaptureReport") -> str:
             f"{'are' if some else 'is'} left to other jobs, the last of which completes the cache; "
             "so does this command for all shards, once they have ended"
         )
+    if report.shards_written == 0 and report.rewritten:
+        return (
+            f"{report.root}: complete again; {' and '.join(report.rewritten)} written now, no "
+            f"shard was missing ({counts.ok:,} samples)"
+        )
     if report.shards_written == 0:
         return f"{report.root}: complete already, nothing to do ({counts.ok:,} samples)"
     return (
@@ -38,4 +43,6 @@ def _skipped(kinds: Sequence["SkippedKind"]) -> str:
 
     if not kinds:
         return "none skipped"
-    return f"{sum(kind.count for kind in kinds):,} skipped\n" + skipped_table(kinds)
+    return f"{sum(kind.count for kind in kinds):,} skipped\n" + printable_lines(
+        skipped_table(kinds)
+    )

@@ -3,21 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dspark.reports.text import plural, size, table
+from dspark.reports.text import plural, printable, size, table
+from dspark.schemas.commands import verify_command
 
 
-def inspection(summary: dict[str, Any], faults: Sequence[str] = ()) -> str:
+def inspection(
+    summary: dict[str, Any], faults: Sequence[str] = (), unreadable: Sequence[str] = ()
+) -> str:
     """What ``dspark inspect`` prints.
 
     Args:
         summary: of the cache.
         faults: that a shallow verification found.
+        unreadable: what it could not read.
     """
     counts, complete = summary["counts"], summary["complete"]
     skipped = sum(counts["skipped"].values())
     target = summary["target"]
     lines = [
-        f"{summary['path']}: {target['architecture']} ({target['id']}), "
+        f"{summary['path']}: "
+        + ("DAMAGED (see below), " if faults else "")
+        + ("NOT READABLE (see below), " if unreadable else "")
+        + printable(f"{target['architecture']} ({target['id']}), ")
         + (
             "complete"
             if complete
@@ -70,20 +77,24 @@ def inspection(summary: dict[str, Any], faults: Sequence[str] = ()) -> str:
             "or the file system keeps none; the cache is as good, only larger (cp --sparse=always, "
             "rsync -S or tar -S to ext4, xfs or the like make holes again)"
         )
-    lines += [f"skipped: {n:,} {reason}" for reason, n in counts["skipped"].items()]
-    if faults:
-        lines.append(
-            f"DAMAGED: {plural(len(faults), 'fault')}, the first: {faults[0]}; "
-            f"'dspark verify --cache {summary['path']}' names all"
-        )
+    lines += [f"skipped: {n:,} {printable(reason)}" for reason, n in counts["skipped"].items()]
+    for word, found, noun in (
+        ("DAMAGED", faults, "fault"),
+        ("NOT READABLE", unreadable, "file"),
+    ):
+        if found:
+            lines.append(
+                f"{word}: {plural(len(found), noun)}, the first: {printable(found[0])}; "
+                f"'{verify_command(summary['path'])}' names all"
+            )
     return "\n".join(lines)
 
 
 def tokens(sample: dict[str, Any]) -> str:
     """The tokens of one sample, marked."""
     head = (
-        f"\nsample {sample['sample']} (id {sample['id'] or 'none'}): {sample['status']}"
-        + (f", {sample['reason']}" if sample["reason"] else "")
+        f"\nsample {sample['sample']} (id {printable(sample['id'] or 'none')}): {sample['status']}"
+        + (f", {printable(sample['reason'])}" if sample["reason"] else "")
         + f", {sample['length']} tokens of {sample['max_length']}"
     )
     if not sample["tokens"]:

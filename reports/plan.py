@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dspark.reports.text import size, table
+from dspark.reports.text import plural, printable_lines, size, table
 
 if TYPE_CHECKING:
     from dspark.capture.estimate.run import CaptureEstimate
@@ -110,7 +110,7 @@ def _rows(estimate: "CaptureEstimate") -> str:
 def _skipped(estimate: "CaptureEstimate") -> str:
     from dspark.capture.skipped import skipped_table
 
-    lines = [skipped_table(estimate.rows.skipped)]
+    lines = [printable_lines(skipped_table(estimate.rows.skipped))]
     if sum(estimate.rows.counts.skipped.values()) > estimate.max_skipped * estimate.rows.rows:
         lines.append(
             f"  more than --max-skipped {estimate.max_skipped:g} allows: the capture would finish "
@@ -228,7 +228,9 @@ def _room(estimate: "CaptureEstimate") -> str:
         return f"the capture would be refused: {estimate.obstacle}"
     if not room.shards:
         return f"--out {room.out}: nothing is left to capture there"
-    left = "" if room.shards == shards else f" for the {room.shards:,} shards still to capture"
+    left = (
+        "" if room.shards == shards else f" for the {plural(room.shards, 'shard')} still to capture"
+    )
     holes, padded, free = size(room.disk_bytes), size(room.file_bytes), size(room.free_bytes)
     if room.relative_error:
         holes += f" ± {100 * room.relative_error:.1f} %"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> str:
     """A plain table: first column left, the others right."""
-    cells = [list(header), *([str(c) for c in row] for row in rows)]
+    cells = [list(header), *([printable(c) for c in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
@@ -35,6 +35,16 @@ def plural(count: int, noun: str) -> str:
 def some_numbers(numbers: Sequence[int], most: int = 8) -> str:
     """A list of numbers, cut where it gets long."""
     return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+
+
+def printable(text: object) -> str:
+    """Words of a stranger's file for a terminal: what it would obey is escaped, and line breaks."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
+def printable_lines(text: str) -> str:
+    """The same of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def number(value: float | None, digits: int = 2) -> str:

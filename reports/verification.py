@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dspark.reports.text import plural, size, some_numbers, table
+from dspark.reports.text import plural, printable, size, some_numbers, table
 from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
 
 if TYPE_CHECKING:
@@ -18,7 +18,12 @@ _LINES = 50
 def verification(found: "Verification") -> str:
     """Each fault in a line, and what the cache is."""
     return "\n".join(
-        [*_some(found.faults), *_some(found.notes), f"{found.root}: {_verdict(found)}"]
+        [
+            *_some(found.faults),
+            *_some(found.unreadable),
+            *_some(found.notes),
+            f"{found.root}: {_verdict(found)}",
+        ]
     )
 
 
@@ -32,21 +37,31 @@ def next_steps(found: "Verification", repaired: "Repair | None" = None) -> str:
             f"'{repair_command(found.root)}' takes out what is damaged, so that the capture makes "
             "just that again"
         )
-    if found.faults or not found.complete:
+    if found.unreadable:
+        lines.append(
+            "what cannot be read may be sound, so no repair takes it out; make it readable and "
+            "verify again"
+        )
+    elif found.faults or not found.complete:
         lines += _capture(found)
     return "\n".join(lines)
 
 
 def _some(things: Sequence[object]) -> list[str]:
     more = len(things) - _LINES
-    return [*map(str, things[:_LINES]), *([f"… and {more:,} more; --json has all"] * (more > 0))]
+    return [
+        *map(printable, things[:_LINES]),
+        *([f"… and {more:,} more; --json has all"] * (more > 0)),
+    ]
 
 
 def _verdict(found: "Verification") -> str:
     manifest = found.manifest
     if manifest is None:
         return "damaged; the manifest says what every byte means, so nothing else was checked"
-    if found.deep:
+    if found.unreadable:
+        how = f"{found.rows:,} rows, as far as they can be read"
+    elif found.deep:
         rate = found.bytes_read / max(found.seconds, 1e-9)
         how = (
             f"every byte of {found.rows:,} rows read: {size(found.bytes_read)} in "
@@ -65,6 +80,11 @@ def _verdict(found: "Verification") -> str:
             f"damaged: {plural(len(found.faults), 'fault')}, "
             f"{plural(len(damaged), 'damaged shard')}{which}; {checked}"
         )
+    if found.unreadable:
+        files = len({fault.file for fault in found.unreadable})
+        return (
+            f"cannot tell, {plural(files, 'file')} cannot be read; nothing wrong so far; {checked}"
+        )
     if not manifest.complete:
         return f"cannot tell, the capture is not finished; nothing wrong so far; {checked}"
     return f"sound; {checked}"
@@ -75,9 +95,13 @@ def _repaired(repaired: "Repair") -> str:
     if repaired.shards:
         parts.append(f"no longer committed: shards {some_numbers(repaired.shards)}")
     if repaired.files:
-        parts.append(f"removed: {', '.join(repaired.files)}")
+        parts.append(f"removed: {printable(', '.join(repaired.files))}")
     if repaired.busy:
         parts.append(f"left to the capture that writes them: shards {some_numbers(repaired.busy)}")
+    if repaired.sound:
+        parts.append(
+            f"left, because sound when read once more: {printable(', '.join(repaired.sound))}"
+        )
     return "; ".join(parts or ["nothing to remove; the counts are made again"])
 
 
@@ -85,17 +109,15 @@ def _capture(found: "Verification") -> list[str]:
     if found.manifest is None:
         return ["then: the dspark capture command that made this cache, and verify again"]
     return [
-        f"then: {capture_command(found.root, found.manifest)}",
+        f"then: {printable(capture_command(found.root, found.manifest))}",
         f"      (with {NOT_RECORDED} where the capture had them)",
     ]
 
 
 def comparison(compared: "Comparison") -> str:
     """How far stored rows are from their recapture."""
-    lines = [f"not the captured target: {difference}" for difference in compared.target_differences]
-    lines += [
-        f"not where it was captured: {difference}" for difference in compared.other_differences
-    ]
+    lines = [f"not the captured target: {printable(d)}" for d in compared.target_differences]
+    lines += [f"not where it was captured: {printable(d)}" for d in compared.other_differences]
     lines += _some(compared.faults)
     if not compared.samples:
         return "\n".join([*lines, "no row compared: the target has another number of layers"])
@@ -110,7 +132,13 @@ def comparison(compared: "Comparison") -> str:
         for f in compared.fields
         if f.rows
     ]
-    header = ("field", "bit-equal", "largest difference", "of largest", "of token's vector")
+    header = (
+        "field",
+        "equal bit for bit",
+        "largest difference",
+        "as share of the largest number",
+        "largest error of a token's vector",
+    )
     if compared.differs:
         verdict = "not what this target gives"
     elif compared.equal:
@@ -118,8 +146,14 @@ def comparison(compared: "Comparison") -> str:
     else:
         verdict = (
             f"equal but for rounding (a token's vector may be off by {compared.tolerance:g} of its "
-            "length; on the same kind of device and number of threads all is bit-equal)"
+            "length)"
         )
+        if not compared.other_differences:
+            verdict += (
+                "; but bits differ although kind of device and library versions are those of the "
+                "capture, which only another number of threads explains (it is not recorded): "
+                "--deep tells whether the bytes have changed since they were captured"
+            )
     return "\n".join(
         [
             *lines,
@@ -145,6 +179,7 @@ def document(
         "bytes_read": found.bytes_read,
         "seconds": found.seconds,
         "faults": [asdict(fault) for fault in found.faults],
+        "unreadable": [asdict(fault) for fault in found.unreadable],
         "notes": list(found.notes),
         "repaired": None if repaired is None else asdict(repaired),
         "compared": None if compared is None else asdict(compared),

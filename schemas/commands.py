@@ -46,6 +46,11 @@ def capture_command(root: Path, manifest: "Manifest") -> str:
     return shlex.join(command)
 
 
+def verify_command(root: str | Path) -> str:
+    """The command that names all that is wrong with a cache at first sight."""
+    return shlex.join(["dspark", "verify", "--cache", str(root)])
+
+
 def repair_command(root: Path) -> str:
     """The command after which a capture redoes what is damaged, and nothing else."""
     return shlex.join(["dspark", "verify", "--cache", str(root), "--deep", "--repair"])

@@ -45,6 +45,20 @@ def disk_error(error: OSError) -> str | None:
     )
 
 
+def is_unreadable(error: OSError) -> bool:
+    """Whether an error of looking at or reading a file leaves open what is there.
+
+    It does not where nothing is there, or something that is no file.
+    """
+    return error.errno not in (None, errno.ENOENT, errno.EISDIR, errno.EINVAL)
+
+
+def how_to_read(error: OSError) -> str:
+    """The way out where a file cannot be read."""
+    ways = {**_WAYS_OUT, _PERMISSIONS: "make it readable"}
+    return next((way for codes, way in ways.items() if error.errno in codes), "make it readable")
+
+
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
     """Raise what Rust libraries make of a full disk and its like as the OSError that it was.

@@ -3,6 +3,8 @@
 from pathlib import Path
 from signal import Signals
 
+from dspark.schemas.disk_errors import how_to_read
+
 
 def one_line(text: str) -> str:
     """A message that may quote a library's several lines, as one."""
@@ -24,10 +26,17 @@ class IncompatibleCacheError(InputError):
 
 
 class UnreadableError(IncompatibleCacheError):
-    """A file of a cache that the system does not let be read, so it may be sound."""
+    """A file of a cache that the system does not let be read, so it may be sound.
+
+    Attributes:
+        problem: the same without the file's name and the way out.
+        way_out: what makes it readable.
+    """
 
     def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{path}: cannot be read ({error.strerror}); make it readable")
+        self.problem = f"cannot be read ({error.strerror})"
+        self.way_out = how_to_read(error)
+        super().__init__(f"{path}: {self.problem}, so it may be sound; {self.way_out}")
 
 
 class OtherVersionError(IncompatibleCacheError):

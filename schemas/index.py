@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,9 @@ import xxhash
 
 from dspark.schemas.commands import repair_command
 from dspark.schemas.digest import canonical_json
-from dspark.schemas.durable import write_file
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.disk_errors import is_unreadable
+from dspark.schemas.durable import names, write_file
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths
 from dspark.schemas.plain_parquet import check_plain
@@ -99,12 +100,19 @@ def write_index(path: Path, rows: Sequence[IndexRow], facts: dict[str, Any]) -> 
 
 
 def index_identity(path: Path) -> str | None:
-    """The identity hash that an index carries; None if it is missing or cannot be read."""
+    """The identity hash that an index carries; None if it is missing or damaged.
+
+    Raises:
+        OSError: it cannot be read, so it may be sound.
+    """
     try:
-        _check_regular(path)
-        with _open(path) as file:
-            identity: str | None = _facts(file)["identity"]
-    except (pa.ArrowException, OSError, ValueError):
+        with names(path):
+            _check_regular(path)
+            with open(path, "rb") as data, _open(data) as file:
+                identity: str | None = _facts(file)["identity"]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_unreadable(error):
+            raise
         return None
     return identity
 
@@ -119,6 +127,7 @@ def read_index(
 
     Raises:
         IncompatibleCacheError: there is no index, it is damaged, or it belongs to another capture.
+        UnreadableError: the system does not let it be read.
     """
     path = paths.index(shard)
     way_out = (
@@ -146,6 +155,8 @@ def read_index(
             "again, which redoes this shard alone"
         ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_unreadable(error):
+            raise UnreadableError(path, error) from None
         raise IncompatibleCacheError(
             f"{path}: no sound sample index ({error}); {way_out}"
         ) from None
@@ -157,7 +168,7 @@ def _check_regular(path: Path) -> None:
         raise ValueError("it is not a file")
 
 
-def _open(source: Path | pa.BufferReader) -> pq.ParquetFile:
+def _open(source: BinaryIO | pa.BufferReader) -> pq.ParquetFile:
     """Raises ValueError if it is not an index, or what pyarrow raises if it is not Parquet."""
     file = pq.ParquetFile(source)
     if not file.schema_arrow.remove_metadata().equals(SCHEMA):

@@ -29,6 +29,13 @@ _LARGEST_COUNT = 2**40
 _LARGEST_ID = 2**31  # of tokens, positions and rows of a shard, which are stored as int32
 _LARGEST_FILE = 2**63
 _QUOTED = 200
+_IDENTITY: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("data", "device", "overlong", "target.dtype"), (str,)),
+    **dict.fromkeys(("image_root", "target.attention"), (str, type(None))),
+    **dict.fromkeys(("batch_tokens", "tensor_parallel"), (int,)),
+    **dict.fromkeys(("allow_download", "mask_reasoning", "fake_image"), (bool,)),
+}
+"""Types of what is read of an identity; what is only compared may be anything, or missing."""
 _REDO = "delete it and run the capture again, which keeps the committed shards of the same settings"
 
 
@@ -159,11 +166,12 @@ def read_manifest(root: Path) -> Manifest:
 
     Raises:
         IncompatibleCacheError: there is none, or it is damaged or of another version.
+        UnreadableError: the system does not let it be read.
     """
     path = manifest_path(root)
-    if root.is_file():
-        raise IncompatibleCacheError(f"{root} is a file; a cache is the directory around it")
     try:
+        if root.is_file():
+            raise IncompatibleCacheError(f"{root} is a file; a cache is the directory around it")
         document = read_json(path, _MOST_BYTES)
     except FileNotFoundError:
         if any(index_dir(root).glob("shard-*-of-*.parquet")):
@@ -275,6 +283,7 @@ def _check(manifest: Manifest) -> None:
     """
     m = manifest
     _check_types(m)
+    _check_identity(m)
     for name, size, limit in (
         ("num_samples", m.num_samples, _LARGEST_COUNT),
         ("num_shards", m.num_shards, MOST_SHARDS + 1),
@@ -337,6 +346,19 @@ def _check_types(m: Manifest) -> None:
         for value in values:
             if type(value) is not kind:
                 raise TypeError(f"{names}: {reprlib.repr(value)} is no {kind.__name__}")
+
+
+def _check_identity(m: Manifest) -> None:
+    """Check what a command or a capture that goes on reads of the identity, and paths."""
+    for key in _IDENTITY.keys() & m.identity:
+        value = m.identity[key]
+        if type(value) not in _IDENTITY[key] or (
+            type(value) is int and not 1 <= value < _LARGEST_COUNT
+        ):
+            raise ValueError(f"identity: {key} is {reprlib.repr(value)}")
+    for path in (m.data, m.target.id, m.target.revision, m.identity.get("image_root") or ""):
+        if b"\0" in path.encode("utf-8", "surrogateescape"):
+            raise ValueError(f"{reprlib.repr(path)} is no name")
 
 
 def _check_fields(m: Manifest) -> None:

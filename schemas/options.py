@@ -4,13 +4,17 @@ The command line is built from the fields (``cli``), and the function that does 
 dataclass's own arguments (``takes``).
 """
 
+import operator
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import signature
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from dspark.schemas.errors import InputError
+
+_KINDS = {bool: "True or False", str: "text", int: "a whole number", float: "a number"}
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -53,17 +57,47 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def check_choices(options: Any) -> None:
-    """Check the fields whose type lists what they may be.
+def check_given(**values: object) -> None:
+    """Check that no option is an empty text, as a variable of a shell gives that is not set.
 
     Raises:
-        InputError: one is something else.
+        InputError: one is.
+    """
+    for name, value in values.items():
+        if isinstance(value, str | os.PathLike) and not os.fspath(value):
+            raise InputError(
+                f"{option_name(name)} is empty; is it a shell variable that is not set?"
+            )
+
+
+def checked(options: Options) -> Options:
+    """Options of the types that their fields have: paths as text, numpy's integers as Python's.
+
+    Raises:
+        InputError: one is of another type, empty, or none of the choices that its type lists.
     """
     hints = get_type_hints(type(options))
-    for field in fields(options):
-        if get_origin(hints[field.name]) is Literal:
-            value, choices = getattr(options, field.name), get_args(hints[field.name])
-            if value not in choices:
-                raise InputError(
-                    f"{option_name(field.name)} {value}: choose {' or '.join(choices)}"
-                )
+    values = {f.name: getattr(options, f.name) for f in fields(options)}  # type: ignore[arg-type]
+    check_given(**values)
+    return replace(options, **{n: _checked(n, v, hints[n]) for n, v in values.items()})  # type: ignore[type-var]
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise InputError(f"{option_name(name)} {value}: choose {' or '.join(get_args(hint))}")
+        return value
+    kinds = get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    if bool in kinds or isinstance(value, bool):
+        if bool in kinds and isinstance(value, bool):
+            return value
+    elif str in kinds and isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    elif int in kinds and hasattr(value, "__index__"):
+        return operator.index(value)
+    elif float in kinds and hasattr(value, "__float__"):
+        return float(value)
+    words = next(words for kind, words in _KINDS.items() if kind in kinds)
+    raise InputError(f"{option_name(name)} {value!r}: must be {words}")

@@ -31,6 +31,12 @@ def into_folder(path: Path) -> None:
     path.mkdir()
 
 
+def lock_out(path: Path) -> None:
+    """Make a file one that cannot be opened."""
+    path.unlink()
+    path.symlink_to(path.name)
+
+
 def into_file(path: Path) -> None:
     """Put a file in the place of a folder."""
     shutil.rmtree(path)

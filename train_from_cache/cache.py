@@ -15,12 +15,14 @@ from torch import Tensor
 
 from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
 from dspark.schemas.digest import field_digest, file_digest
+from dspark.schemas.disk_errors import is_unreadable
 from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.durable import names
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.fields import Field
 from dspark.schemas.index import read_index
 from dspark.schemas.manifest import Manifest, read_manifest
+from dspark.schemas.options import check_given
 from dspark.schemas.paths import CachePaths, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 
@@ -100,6 +102,10 @@ class Cache:
     def close(self) -> None:
         """Close the shard files. The next read opens them again."""
         self._file.cache_clear()
+
+    def __repr__(self) -> str:
+        target, fields = self.manifest.target.id, len(self.manifest.fields)
+        return f"<Cache {str(self.root)!r} of {target!r}: {len(self):,} rows, {fields} fields>"
 
     def __len__(self) -> int:
         """M: rows of the dataset, skipped ones included."""
@@ -188,9 +194,7 @@ class Cache:
             try:
                 found = file_digest(path)
             except OSError as error:
-                raise IncompatibleCacheError(
-                    f"{path}: {error.strerror}; {self._way_out()}"
-                ) from None
+                raise self._unusable(path, error) from None
             if found != file:
                 raise IncompatibleCacheError(
                     f"{path}: damaged: its bytes do not have the digest of the manifest; "
@@ -207,13 +211,18 @@ class Cache:
                 os.pread(file.fileno(), len(expected), 0) == expected
             )
         except OSError as error:
-            raise IncompatibleCacheError(f"{path}: {error.strerror}; {self._way_out()}") from None
+            raise self._unusable(path, error) from None
         if not sound:
             raise IncompatibleCacheError(
                 f"{path}: not the shard that the manifest describes ({size} bytes, "
                 f"{self._layout.file_size} expected, or another header); {self._way_out()}"
             )
         return file
+
+    def _unusable(self, path: Path, error: OSError) -> IncompatibleCacheError:
+        if is_unreadable(error):
+            return UnreadableError(path, error)
+        return IncompatibleCacheError(f"{path}: {error.strerror}; {self._way_out()}")
 
     def _way_out(self) -> str:
         return (
@@ -249,6 +258,7 @@ def open_cache(path: str | os.PathLike[str], *, check_digests: bool = False) -> 
     Raises:
         IncompatibleCacheError: ``path`` is no cache, or an unfinished or damaged one.
     """
+    check_given(cache=path)
     return Cache(Path(path), check_digests)
 
 

@@ -4,9 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.errors import IncompatibleCacheError, InputError, UnreadableError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest, read_manifest
+from dspark.schemas.options import check_given
 from dspark.schemas.paths import CachePaths, target_dir
 from dspark.train_from_cache.cache import Cache
 
@@ -19,9 +20,18 @@ def inspect_cache(path: str) -> dict[str, Any]:
 
     Raises:
         IncompatibleCacheError: ``path`` is no cache, or its manifest is damaged.
+        UnreadableError: the system does not let it be looked at.
     """
+    check_given(cache=path)
     root = Path(path)
     manifest = read_manifest(root)
+    try:
+        return _summary(root, manifest)
+    except OSError as error:
+        raise UnreadableError(Path(error.filename or root), error) from None
+
+
+def _summary(root: Path, manifest: Manifest) -> dict[str, Any]:
     paths = CachePaths(root, manifest.num_shards)
     shards = [p for i in range(manifest.num_shards) if (p := paths.shard(i)).exists()]
     stats = [p.stat() for p in shards]

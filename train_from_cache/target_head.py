@@ -8,7 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.disk_errors import is_unreadable
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.paths import head_path
 
 
@@ -40,6 +41,9 @@ class TargetHead(nn.Module):
         """
         path = head_path(root)
         try:
+            path.open(
+                "rb"
+            ).close()  # safetensors says of all that it cannot open that it is missing
             tensors = {k: v.to(dtype) for k, v in load_file(path).items()}
             embeddings, weight = tensors["embed_tokens.weight"], tensors["lm_head.weight"]
             bias = tensors.get("lm_head.bias")
@@ -49,6 +53,8 @@ class TargetHead(nn.Module):
                 raise ValueError(f"a bias of shape {tuple(bias.shape)}")
             return cls(embeddings, weight, bias)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
+            if isinstance(error, OSError) and is_unreadable(error):
+                raise UnreadableError(path, error) from None
             raise IncompatibleCacheError(
                 f"{path}: the target's head is missing or damaged ({error}); run the capture again"
             ) from None

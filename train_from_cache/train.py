@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
 from dspark.schemas.errors import InputError
+from dspark.schemas.options import check_given
 from dspark.schemas.torchrun import world_size
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.checkpoint import load_state, save_state, state_path
@@ -116,6 +117,7 @@ def train_draft(
         raise InputError(
             "training in several processes is not supported yet; run it without torchrun"
         )
+    check_given(cache=cache, arch=arch, out=out, device=device)
     check_numbers(
         {
             "steps": steps,

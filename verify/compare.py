@@ -98,7 +98,7 @@ def random_rows(verification: Verification, count: int, seed: int) -> dict[int, 
     drawn: dict[int, int] = {}
     if manifest is not None:
         paths = CachePaths(verification.root, manifest.num_shards)
-        damaged = {fault.shard for fault in verification.faults}
+        damaged = {fault.shard for fault in (*verification.faults, *verification.unreadable)}
         samples, lengths = [], []
         for shard in range(manifest.num_shards):
             if shard not in damaged and paths.index(shard).exists():

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from dspark.schemas.digest import file_digest
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths, target_dir
-from dspark.verify.faults import Fault
+from dspark.verify.faults import Fault, reading_fault, unreadable
 from dspark.verify.rows import ShardRows, StoredRow, stored_rows
 
 THREADS = 4
@@ -69,6 +69,10 @@ def _tasks(
     for shard in shards:
         try:
             rows = stored_rows(paths, manifest, shard)
+        except UnreadableError as error:
+            file = str(paths.index(shard).relative_to(root))
+            yield _Task(0, partial(list, [unreadable(error, file, shard)]))
+            continue
         except IncompatibleCacheError:  # it was sound a moment ago: a repair took it away
             continue
         shard_rows = ShardRows(shard, paths, manifest)
@@ -102,5 +106,5 @@ def _file(root: Path, manifest: Manifest, name: str) -> list[Fault]:
         if file_digest(path) == manifest.target_files[name]:
             return []
     except OSError as error:
-        return [Fault(file, f"cannot be read ({error.strerror})")]
+        return [reading_fault(error, file)]
     return [Fault(file, "its bytes are not those that were written")]

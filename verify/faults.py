@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.disk_errors import is_unreadable
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,33 @@ class Fault:
         where = "" if self.sample is None else f", dataset row {self.sample}"
         where += "" if self.field is None else f", field {self.field}"
         return f"{self.file}{where}: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Unreadable(Fault):
+    """What the system does not let be read, so that it may be sound.
+
+    Attributes:
+        way_out: what makes it readable.
+    """
+
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; {self.way_out}"
+
+
+def unreadable(error: UnreadableError, file: str, shard: int | None = None) -> Unreadable:
+    """What a reader could not read."""
+    return Unreadable(file, error.problem, shard, way_out=error.way_out)
+
+
+def reading_fault(error: OSError, file: str, shard: int | None = None) -> Fault:
+    """A failure to look at or read a file."""
+    said = UnreadableError(Path(file), error)
+    if is_unreadable(error):
+        return unreadable(said, file, shard)
+    return Fault(file, said.problem, shard)
 
 
 def by_place(fault: Fault) -> tuple[int, int, str, str]:

@@ -1,18 +1,20 @@
 """Taking what is damaged out of a cache, so that a capture makes just that again."""
 
-import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.durable import fsync_dir, make_dir
-from dspark.schemas.errors import InputError
+from dspark.schemas.errors import InputError, UnreadableError
 from dspark.schemas.manifest import Counts, Manifest, write_manifest
 from dspark.schemas.paths import CachePaths, manifest_path
-from dspark.verify.faults import Fault
+from dspark.verify.deep import check_contents
+from dspark.verify.faults import Fault, Unreadable
 from dspark.verify.result import Verification
+from dspark.verify.run import read_or_blame_manifest
+from dspark.verify.shallow import check_shallow
 
 
 @dataclass(frozen=True)
@@ -23,57 +25,101 @@ class Repair:
         shards: that are no longer committed.
         files: others that were removed.
         busy: damaged shards that were left alone, because a running capture is writing them.
+        sound: files that were left alone, because they were sound when they were read once more.
     """
 
-    shards: tuple[int, ...]
-    files: tuple[str, ...]
-    busy: tuple[int, ...]
+    shards: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    busy: tuple[int, ...] = ()
+    sound: tuple[str, ...] = ()
 
 
 def repair_cache(verification: Verification) -> Repair:
-    """Remove what a verification found damaged.
+    """Remove what a verification found damaged and is damaged still, when it is read once more.
 
     The manifest stops calling the cache complete before anything is removed, and an index goes
     before its shard, so that a crash at any moment leaves a cache that a capture continues.
 
     Raises:
-        InputError: a directory lies where a file belongs, or a file is there that cannot be opened,
-            which need not be damage. Nothing was removed.
+        InputError: a file cannot be read, which need not be damage, or a directory lies where a
+            file belongs. Nothing was removed.
     """
-    root, manifest, faults = verification.root, verification.manifest, verification.faults
-    for name in dict.fromkeys(fault.file for fault in faults):
+    root, manifest = verification.root, verification.manifest
+    _check_readable(root, verification.unreadable)
+    for name in dict.fromkeys(fault.file for fault in verification.faults):
         _check_removable(root / name)
+    faults = _still_there(verification)
+    damaged = {_taken_with(fault) for fault in faults}
+    sound = sorted({f.file for f in verification.faults if _taken_with(f) not in damaged})
     files = sorted({f.file for f in faults if f.shard is None})
     if manifest is None:
-        _remove(manifest_path(root))
-        return Repair((), tuple(files), ())
+        if faults:
+            _remove(manifest_path(root))
+        return Repair(files=tuple(files), sound=tuple(sound))
     if faults and manifest.complete:
         _reopen(root, manifest)
     files = [name for name in files if root / name != manifest_path(root)]
     for name in files:
         _remove(root / name)
     shards, busy = _uncommit(CachePaths(root, manifest.num_shards), faults)
-    return Repair(tuple(shards), tuple(files), tuple(busy))
+    return Repair(tuple(shards), tuple(files), tuple(busy), tuple(sound))
+
+
+def _taken_with(fault: Fault) -> int | str:
+    """What is taken out for a fault: a whole shard, or a file."""
+    return fault.file if fault.shard is None else fault.shard
+
+
+def _check_readable(root: Path, unreadable: Sequence[Fault]) -> None:
+    if unreadable:
+        more = len({fault.file for fault in unreadable}) - 1
+        raise InputError(
+            f"{root / unreadable[0].file}: {unreadable[0].problem}"
+            + (f", and {more:,} more files" if more else "")
+            + ", so what is there may be sound; nothing was taken out: make all readable, or "
+            "remove yourself what is lost for good"
+        )
 
 
 def _check_removable(path: Path) -> None:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
         return
     except OSError as error:
+        raise UnreadableError(path, error) from None
+    if is_directory:
         raise InputError(
-            f"{path}: cannot be opened ({error.strerror}), so it may be sound; make it readable, "
-            "or remove it yourself; nothing was taken out"
-        ) from None
-    try:
-        if stat.S_ISDIR(os.fstat(file).st_mode):
-            raise InputError(
-                f"{path}: a directory lies in the place of a file; move it away; nothing was taken "
-                "out"
-            )
-    finally:
-        os.close(file)
+            f"{path}: a directory lies in the place of a file; move it away; nothing was taken out"
+        )
+
+
+def _still_there(verification: Verification) -> list[Fault]:
+    """The faults of damaged files that a second reading of them finds as well.
+
+    Raises:
+        InputError: now something cannot be read.
+    """
+    root, before = verification.root, verification.faults
+    manifest = read_or_blame_manifest(root)
+    if isinstance(manifest, Fault):
+        return [manifest] if manifest in before else []
+    if verification.manifest is None:
+        return []
+    damaged = {fault.file for fault in before}
+    shards = {fault.shard for fault in before}
+    shallow = check_shallow(root, manifest)
+    faults = shallow.faults
+    if verification.deep:
+        faults += check_contents(
+            root,
+            manifest,
+            [shard for shard in shallow.readable if shard in shards],
+            [name for name in shallow.target_files if str(Path("target", name)) in damaged],
+            lambda size: None,
+        )
+    _check_readable(root, [fault for fault in faults if isinstance(fault, Unreadable)])
+    return [fault for fault in faults if fault.file in damaged]
 
 
 def _reopen(root: Path, manifest: Manifest) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.schemas.manifest import Manifest
-from dspark.verify.faults import Fault
+from dspark.verify.faults import Fault, Unreadable
 
 SOUND, DAMAGED, UNKNOWN = 0, 1, 2
 
@@ -21,7 +21,8 @@ class Verification:
         rows: captured samples in those of them that can be read.
         bytes_read: of shards and target files.
         seconds: that it took.
-        faults: in the order of shards and rows.
+        faults: what is damaged, in the order of shards and rows.
+        unreadable: what the system does not let be read, in the same order; it may be sound.
         notes: files that are no part of the cache and do no harm.
     """
 
@@ -33,6 +34,7 @@ class Verification:
     bytes_read: int
     seconds: float
     faults: tuple[Fault, ...]
+    unreadable: tuple[Unreadable, ...]
     notes: tuple[str, ...]
 
     @property
@@ -42,7 +44,11 @@ class Verification:
 
     @property
     def exit_code(self) -> int:
-        """0 sound, 1 damaged, 2 cannot tell: nothing is wrong so far, but shards are missing."""
+        """0 sound, 1 damaged, 2 cannot tell: nothing is wrong so far, but not all can be read.
+
+        That is so where shards are still to be captured, and where the system does not let a file
+        be read.
+        """
         if self.faults:
             return DAMAGED
-        return SOUND if self.complete else UNKNOWN
+        return SOUND if self.complete and not self.unreadable else UNKNOWN

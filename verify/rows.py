@@ -14,7 +14,7 @@ from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths
 from dspark.schemas.shard_layout import ShardLayout
-from dspark.verify.faults import Fault
+from dspark.verify.faults import Fault, reading_fault
 from dspark.verify.tokens import TOKEN_FIELDS, token_problems
 from dspark.verify.values import value_problem
 
@@ -49,7 +49,7 @@ def stored_rows(paths: CachePaths, manifest: Manifest, shard: int) -> list[Store
     """The rows of a committed shard that hold a sample.
 
     Raises:
-        IncompatibleCacheError: its index is damaged or gone.
+        IncompatibleCacheError: its index is damaged, gone or not readable.
     """
     table, _ = read_index(paths, manifest, shard)
     columns = list(StoredRow.__dataclass_fields__)
@@ -79,19 +79,21 @@ class ShardRows:
         self.token_fields = [(i, f) for i, f in places if f.name in TOKEN_FIELDS]
         self.wide_fields = [(i, f) for i, f in places if f.name not in TOKEN_FIELDS]
 
-    def checked(self, check: Callable[[FileIO], list[Fault]]) -> list[Fault]:
-        """What ``check`` finds in the shard's file."""
+    def checked(self, check: Callable[[FileIO], Iterator[Fault]]) -> list[Fault]:
+        """What ``check`` finds in the shard's file, as far as that can be read."""
+        faults: list[Fault] = []
         try:
             with FileIO(self._path) as file:
-                return check(file)
+                for fault in check(file):  # what was found before an error counts
+                    faults.append(fault)
         except OSError as error:
-            return [Fault(self._name, f"cannot be read ({error.strerror})", self._shard)]
+            faults.append(reading_fault(error, self._name, self._shard))
+        return faults
 
     def wide(
         self, place: int, field: Field, rows: Iterable[StoredRow], file: FileIO
-    ) -> list[Fault]:
+    ) -> Iterator[Fault]:
         """Digest and values of one wide field of some rows."""
-        faults = []
         buffer = np.empty(_PIECE, np.uint8)
         for row in rows:
             problem = None
@@ -101,12 +103,10 @@ class ShardRows:
             except _DamagedError as error:
                 problem = str(error)
             if problem is not None:
-                faults.append(self._fault(row, field.name, problem))
-        return faults
+                yield self._fault(row, field.name, problem)
 
-    def tokens(self, rows: Iterable[StoredRow], file: FileIO) -> list[Fault]:
+    def tokens(self, rows: Iterable[StoredRow], file: FileIO) -> Iterator[Fault]:
         """Digests of ids, positions and masks of some rows, and whether they fit each other."""
-        faults = []
         buffer = np.empty(_PIECE, np.uint8)
         for row in rows:
             stored: dict[str, np.ndarray] = {}
@@ -115,11 +115,10 @@ class ShardRows:
                     data = b"".join(map(bytes, self._read(file, place, field, row, buffer)))
                     stored[field.name] = np.frombuffer(data, _NUMPY[field.dtype])
                 except _DamagedError as error:
-                    faults.append(self._fault(row, field.name, str(error)))
+                    yield self._fault(row, field.name, str(error))
             if len(stored) == len(self.token_fields):
                 found = token_problems(stored, self._manifest, row.image_tokens, row.loss_tokens)
-                faults += [self._fault(row, name, problem) for name, problem in found]
-        return faults
+                yield from (self._fault(row, name, problem) for name, problem in found)
 
     def _read(
         self, file: FileIO, place: int, field: Field, row: StoredRow, buffer: np.ndarray
@@ -127,7 +126,8 @@ class ShardRows:
         """The real bytes of a field of a row in pieces, each valid until the next.
 
         Raises:
-            _DamagedError: they cannot be read, or, at the end, they are not what was written.
+            _DamagedError: the file ends before them, or, at the end, they are not what was written.
+            OSError: they cannot be read.
         """
         state = xxhash.xxh3_64()
         for offset, size in self._layout.row_extents(field, row.row, row.length):
@@ -146,10 +146,7 @@ class ShardRows:
 def _fill(file: FileIO, out: memoryview, offset: int) -> None:
     done = 0
     while done < len(out):
-        try:
-            count = os.preadv(file.fileno(), [out[done:]], offset + done)
-        except OSError as error:
-            raise _DamagedError(f"cannot be read ({error.strerror})") from None
+        count = os.preadv(file.fileno(), [out[done:]], offset + done)
         if count == 0:
             raise _DamagedError("the file ends before it")
         done += count

@@ -2,13 +2,17 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError, UnreadableError
+from dspark.schemas.index import index_identity
 from dspark.schemas.manifest import Manifest, read_manifest
+from dspark.schemas.options import check_given
 from dspark.schemas.paths import index_dir, manifest_path
 from dspark.verify.deep import check_contents
-from dspark.verify.faults import Fault, by_place, problem_of
+from dspark.verify.faults import Fault, Unreadable, by_place, problem_of
 from dspark.verify.progress import VerifyProgress
 from dspark.verify.result import Verification
 from dspark.verify.shallow import check_shallow
@@ -29,12 +33,25 @@ def verify_cache(
 
     Raises:
         IncompatibleCacheError: ``path`` is no cache, or one of another version.
+        UnreadableError: its manifest or a folder cannot be read.
     """
-    start = time.monotonic()
+    check_given(cache=path)
     root = Path(path)
-    manifest = _manifest(root)
+    try:
+        return _verify(root, deep, progress)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UnreadableError(Path(error.filename), error) from None
+
+
+def _verify(root: Path, deep: bool, progress: bool) -> Verification:
+    start = time.monotonic()
+    manifest = read_or_blame_manifest(root)
     if isinstance(manifest, Fault):
-        return Verification(root, None, deep, 0, 0, 0, time.monotonic() - start, (manifest,), ())
+        return Verification(
+            root, None, deep, 0, 0, 0, time.monotonic() - start, (manifest,), (), ()
+        )
     shallow = check_shallow(root, manifest)
     faults = shallow.faults
     total = shallow.counts.tokens * sum(f.token_bytes for f in manifest.fields)
@@ -42,6 +59,7 @@ def verify_cache(
     with VerifyProgress(total, show=progress and deep) as bar:
         if deep:
             faults += check_contents(root, manifest, shallow.readable, shallow.target_files, bar)
+    found = sorted(dict.fromkeys(faults), key=by_place)
     return Verification(
         root=root,
         manifest=manifest,
@@ -50,12 +68,13 @@ def verify_cache(
         rows=shallow.counts.ok,
         bytes_read=bar.bytes,
         seconds=time.monotonic() - start,
-        faults=tuple(sorted(dict.fromkeys(faults), key=by_place)),
+        faults=tuple(f for f in found if not isinstance(f, Unreadable)),
+        unreadable=tuple(f for f in found if isinstance(f, Unreadable)),
         notes=tuple(strays(root, manifest)),
     )
 
 
-def _manifest(root: Path) -> Manifest | Fault:
+def read_or_blame_manifest(root: Path) -> Manifest | Fault:
     """The manifest, or what is wrong with it.
 
     Raises:
@@ -64,10 +83,32 @@ def _manifest(root: Path) -> Manifest | Fault:
     """
     path = manifest_path(root)
     try:
-        return read_manifest(root)
+        manifest = read_manifest(root)
     except (OtherVersionError, UnreadableError):
         raise
     except IncompatibleCacheError as error:
-        if not (path.exists() and any(index_dir(root).glob("shard-*-of-*.parquet"))):
+        if not (path.exists() and any(_indexes(root))):
             raise
         return Fault(path.name, problem_of(error, path))
+    if _is_of_another_capture(root, manifest):
+        return Fault(
+            path.name,
+            "it belongs to a capture with other settings than all indexes here, which agree with "
+            "each other",
+        )
+    return manifest
+
+
+def _is_of_another_capture(root: Path, manifest: Manifest) -> bool:
+    identities = set()
+    for path in _indexes(root):
+        with suppress(OSError):
+            identity = index_identity(path)
+            if identity == manifest.identity_hash:
+                return False
+            identities.add(identity)
+    return len(identities - {None}) == 1
+
+
+def _indexes(root: Path) -> Iterator[Path]:
+    return index_dir(root).glob("shard-*-of-*.parquet")

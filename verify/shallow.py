@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Counts, Manifest
 from dspark.schemas.paths import CachePaths, manifest_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
-from dspark.verify.faults import Fault, problem_of
+from dspark.verify.faults import Fault, problem_of, reading_fault, unreadable
 
 _THREADS = 4
 
@@ -67,9 +67,14 @@ def check_shallow(root: Path, manifest: Manifest) -> Shallow:
     target_files = []
     for name, expected in manifest.target_files.items():
         path = target_dir(root) / name
-        if not manifest.complete and not path.exists():
-            continue  # a repair took it away, and the capture writes it again
-        if problem := _size_problem(path, expected.bytes):
+        try:
+            if not manifest.complete and not is_there(path):
+                continue  # a repair took it away, and the capture writes it again
+            problem = _size_problem(path, expected.bytes)
+        except OSError as error:
+            faults.append(reading_fault(error, str(path.relative_to(root))))
+            continue
+        if problem:
             faults.append(Fault(str(path.relative_to(root)), problem))
         else:
             target_files.append(name)
@@ -85,32 +90,58 @@ def check_shallow(root: Path, manifest: Manifest) -> Shallow:
 def _check_shard(paths: CachePaths, manifest: Manifest, layout: ShardLayout, shard: int) -> _Shard:
     index = paths.index(shard)
     name = str(index.relative_to(paths.root))
-    if not index.exists():
+    try:
+        committed = is_there(index)
+    except OSError as error:
+        return _Shard([reading_fault(error, name, shard)], committed=False)
+    if not committed:
         if not manifest.complete:
             return _Shard([], committed=False)
         return _Shard([Fault(name, "missing, so its shard does not count", shard)], committed=False)
-    faults = []
+    faults: list[Fault] = []
     counts = head_error = None
     try:
         table, facts = read_index(paths, manifest, shard)
+    except UnreadableError as error:
+        faults.append(unreadable(error, name, shard))
     except IncompatibleCacheError as error:
         faults.append(Fault(name, problem_of(error, index), shard))
     else:
         counts, head_error = _count(table), facts["head_error"]
     data = paths.shard(shard)
-    problem = _size_problem(data, layout.file_size)
-    readable = problem is None
-    if readable and not _has_header(data, layout.header):
-        problem = "its header is not the one that the manifest describes"
+    name = str(data.relative_to(paths.root))
+    problem = None
+    readable = False
+    try:
+        problem = _size_problem(data, layout.file_size)
+        readable = problem is None
+        if readable and not _has_header(data, layout.header):
+            problem = "its header is not the one that the manifest describes"
+    except OSError as error:
+        readable = False
+        faults.append(reading_fault(error, name, shard))
     if problem:
-        faults.append(Fault(str(data.relative_to(paths.root)), problem, shard))
+        faults.append(Fault(name, problem, shard))
     return _Shard(faults, True, counts, head_error, readable and counts is not None)
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at ``path``.
+
+    Raises:
+        OSError: it cannot be told.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _size_problem(path: Path, size: int) -> str | None:
     try:
         found = path.stat()
-    except OSError as error:
+    except FileNotFoundError as error:
         return f"cannot be found ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a file"
@@ -120,11 +151,8 @@ def _size_problem(path: Path, size: int) -> str | None:
 
 
 def _has_header(path: Path, header: bytes) -> bool:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(len(header)) == header
-    except OSError:
-        return False
+    with open(path, "rb", buffering=0) as file:
+        return file.read(len(header)) == header
 
 
 def _count(table: pa.Table) -> Counts:

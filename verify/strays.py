@@ -1,5 +1,6 @@
 """Files in a cache's directory that are no part of it."""
 
+import os
 from pathlib import Path
 
 from dspark.schemas.durable import TMP_SUFFIX
@@ -9,16 +10,16 @@ from dspark.schemas.paths import CachePaths, manifest_path, target_dir
 
 
 def strays(root: Path, manifest: Manifest) -> list[str]:
-    """One line for each file that does not belong there; none of them does any harm."""
+    """One line for each file that does not belong there; none of them does any harm.
+
+    Folders that cannot be listed are passed over.
+    """
     paths = CachePaths(root, manifest.num_shards)
     known = {manifest_path(root), *(target_dir(root) / name for name in manifest.target_files)}
     for shard in range(manifest.num_shards):
         known |= {paths.shard(shard), paths.index(shard)}
-    return [
-        f"{path.relative_to(root)}: {_what(path)}"
-        for path in sorted(root.rglob("*"))
-        if not path.is_dir() and path not in known
-    ]
+    files = {Path(folder, name) for folder, _, names in os.walk(root) for name in names}
+    return [f"{path.relative_to(root)}: {_what(path)}" for path in sorted(files - known)]
 
 
 def _what(path: Path) -> str:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,6 +53,11 @@ def wrong_columns(tmp_path: Path) -> str:
     [
         (["--shards", "0"], "--shards 0"),
         (["--shards", "2", "--layers", "a"], "--layers a"),
+        (["--shards", "2", "--layers", ""], "--layers is empty"),
+        (["--shards", "2", "--target", ""], "--target is empty"),
+        (["--shards", "2", "--data", ""], "--data is empty"),
+        (["--shards", "2", "--only", "1" * 5000], "give shard numbers"),
+        (["--shards", "999999999", "--only", "0-999999998"], "a cache has at most 1,000,000"),
         (["--shards", "2", "--layers", "99"], "4 decoder layers"),
         (["--shards", "2", "--layers", "3"], "last_hidden_state"),
         (["--shards", "2", "--drafts", "eagle9"], "--drafts eagle9: no draft 'eagle9'; choose"),
@@ -139,6 +145,37 @@ def test_wrong_columns(wrong_columns: str, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "question, answer" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["capture", "--shards", "2", "--out", ""], "--out"),
+        (["plan", "--shards", "2", "--out", ""], "--out"),
+        (["verify", "--cache", ""], "--cache"),
+        (["inspect", "--cache", ""], "--cache"),
+        (["verify", "--cache", "x", "--against", ""], "--against"),
+        (["train-draft", "--arch", "msd", "--cache", ""], "--cache"),
+        (["train-draft", "--arch", "msd", "--cache", "x", "--out", ""], "--out"),
+        (["train-draft", "--arch", "", "--cache", "x"], "--arch"),
+    ],
+)
+def test_empty_options(
+    args: list[str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, stderr = in_process(args, monkeypatch, capsys)
+    assert code == 2
+    assert stderr == f"dspark: {name} is empty; is it a shell variable that is not set?\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_version() -> None:
+    assert dspark("--version").stdout == f"dspark {version('dspark')}\n"
 
 
 def test_out_holds_something_else(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rights import no_rights
 from synthetic_cache import write_cache
 
 from dspark.schemas.commands import repair_command
-from dspark.schemas.errors import IncompatibleCacheError
+from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.index import (
     OK,
     SCHEMA,
@@ -299,6 +300,17 @@ def test_what_is_no_index_at_all(cache: tuple[CachePaths, Manifest], what: str) 
         path.write_bytes(b"no Parquet" if what == "text" else b"")
     with pytest.raises(IncompatibleCacheError, match=str(path)):
         read_index(paths, manifest, 0)
+    assert index_identity(path) is None
+
+
+def test_an_index_that_cannot_be_read_may_be_sound(tmp_path: Path) -> None:
+    path = CachePaths(write_cache(tmp_path), 3).index(1)
+    with no_rights(path), pytest.raises(PermissionError) as error:
+        index_identity(path)
+    assert error.value.filename == str(path)
+    with no_rights(path), pytest.raises(UnreadableError, match="make it readable"):
+        read_index(CachePaths(tmp_path, 3), read_manifest(tmp_path), 1)
+    path.unlink()
     assert index_identity(path) is None
 
 

@@ -12,6 +12,7 @@ import torch
 from synthetic_cache import write_cache
 from torch.utils.data import DataLoader
 
+import dspark
 from dspark.schemas.commands import capture_command
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.manifest import write_manifest
@@ -50,6 +51,14 @@ def test_a_cache_goes_to_the_workers_of_a_data_loader(cache: Cache) -> None:
         multiprocessing_context="spawn",
     )
     assert torch.equal(next(iter(loader))["last_hidden_state"], want)
+
+
+def test_a_cache_says_what_it_is(cache: Cache) -> None:
+    assert repr(cache) == (
+        f"<Cache '{cache.root}' of 'synthetic': 200 rows, {len(cache.manifest.fields)} fields>"
+    )
+    with pytest.raises(dspark.InputError, match="--cache is empty"):
+        open_cache("")
 
 
 def test_closing_a_cache_closes_its_files(cache: Cache) -> None:

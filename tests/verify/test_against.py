@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,16 @@ import torch
 from conversation_data import assistant, mixed_rows, row, text, user, write_rows
 from damage import rewrite
 from safetensors.torch import load_file, save_file
+from synthetic_cache import write_cache
 from tiny_targets import tokenizer
 
 import dspark
 from dspark.capture.recapture import prepare_recapture
 from dspark.cli import main
 from dspark.schemas.errors import InputError
+from dspark.schemas.index import IndexRow, read_index, write_index
+from dspark.schemas.manifest import read_manifest, write_manifest
+from dspark.schemas.paths import CachePaths
 from dspark.verify.compare import Comparison, compare_rows, random_rows
 
 Captured = tuple[Path, Path, Path]
@@ -120,6 +125,43 @@ def test_rounding_is_no_fault(captured: Captured, tmp_path: Path) -> None:
     (changed,) = [f for f in compared.fields if not f.equal]
     assert changed.token_error == pytest.approx(0.01, rel=0.1)
     assert changed.sample == 5
+
+
+def test_bits_that_differ_where_nothing_else_does_are_told(
+    captured: Captured, tmp_path: Path, run_dspark: Callable[..., tuple[int, str, str]]
+) -> None:
+    cache = shutil.copytree(captured[0], tmp_path / "cache")
+    hidden = dspark.open_cache(cache)[5]["hidden_states.1"].numpy().copy()
+    rewrite(cache, 5, "hidden_states.1", hidden * np.float16(1.01), digest=True)
+    code, out, _ = run_dspark("verify", "--cache", cache, "--against", captured[1], "--rows", 99)
+    assert code == 0
+    assert "equal but for rounding" in out
+    assert "bits differ although kind of device and library versions are those of the" in out
+    assert "--deep tells whether the bytes have changed" in out
+    assert "largest error of a token's vector" in out
+
+
+def test_what_cannot_be_captured_again_is_one_sentence(
+    captured: Captured, tmp_path: Path, run_dspark: Callable[..., tuple[int, str, str]]
+) -> None:
+    cache, target, _ = captured
+    code, _, err = run_dspark("verify", "--cache", cache, "--against", "/nowhere")
+    assert (code, err.splitlines()[-1]) == (2, "dspark: --against /nowhere: no such folder")
+    assert run_dspark("verify", "--cache", cache, "--against", "")[0] == 2
+    for key in ("data", "batch_tokens", "fake_image", "target.attention"):
+        other = write_cache(tmp_path / key)
+        before = read_manifest(other)
+        known = read_manifest(cache).identity
+        after = replace(before, identity={k: v for k, v in known.items() if k != key})
+        paths = CachePaths(other, before.num_shards)
+        for shard in range(before.num_shards):
+            table, facts = read_index(paths, before, shard)
+            rows = [IndexRow(**{**r, "digests": tuple(r["digests"])}) for r in table.to_pylist()]
+            write_index(paths.index(shard), rows, {**facts, "identity": after.identity_hash})
+        write_manifest(other, after)
+        code, out, err = run_dspark("verify", "--cache", other, "--against", target)
+        assert code == 2
+        assert f"its manifest's identity has no {key!r}" in err
 
 
 def test_another_target_is_a_fault_and_named_first(
