@@ -11,7 +11,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("dspark needs Python 3.11 or newer, %s is %d.%d: run make PYTHON=python3.11" % (("$(PYTHON)",) + sys.version_info[:2]) if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bundled,datasets,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bundled,datasets,dev,plots]"
 	touch $@
 
 demo: install

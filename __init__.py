@@ -4,6 +4,7 @@ Public Python API::
 
     dspark.capture(shards=4)                      # stage 1, what `dspark capture` does
     dspark.train_draft(cache="cache", arch="msd") # stage 2, what `dspark train-draft` does
+    dspark.evaluate_drafts("cache", ["drafts/msd"])  # what `dspark evaluate` does
     cache = dspark.open_cache("cache")            # cache[i] -> dict of tensors for dataset row i
     dspark.verify_cache("cache", deep=True)       # what `dspark verify` does
 """
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from dspark.schemas.errors import InputError as InputError
     from dspark.train_from_cache.cache import Cache as Cache
     from dspark.train_from_cache.cache import open_cache as open_cache
+    from dspark.train_from_cache.compare import evaluate_drafts as evaluate_drafts
     from dspark.train_from_cache.train import train_draft as train_draft
+    from dspark.train_from_cache.train import train_drafts as train_drafts
     from dspark.verify.run import verify_cache as verify_cache
 
 try:
@@ -27,20 +30,24 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = [
     "Cache",
-    "InputError",
     "__version__",
     "capture",
+    "evaluate_drafts",
+    "InputError",
     "open_cache",
     "train_draft",
+    "train_drafts",
     "verify_cache",
 ]
 
 # `capture` is both a package and a function; capture/__init__.py makes the package callable.
 _HOMES = {
     "Cache": "dspark.train_from_cache.cache",
+    "evaluate_drafts": "dspark.train_from_cache.compare",
     "InputError": "dspark.schemas.errors",
     "open_cache": "dspark.train_from_cache.cache",
     "train_draft": "dspark.train_from_cache.train",
+    "train_drafts": "dspark.train_from_cache.train",
     "verify_cache": "dspark.verify.run",
 }
 

@@ -20,6 +20,7 @@ from dspark.schemas.disk_errors import disk_error
 from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooManySkippedError
 from dspark.schemas.options import check_given
 from dspark.train_from_cache.drafts import ARCHITECTURES
+from dspark.train_from_cache.options import TrainOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,84 +111,48 @@ def _plan(
 
 
 @app.command("train-draft")
+@options_of(TrainOptions)
 def train_draft_command(
+    options: TrainOptions,
     cache: Annotated[str, typer.Option(help="Cache directory.")],
-    arch: Annotated[str, typer.Option(help=f"Draft architecture: {', '.join(ARCHITECTURES)}.")],
+    arch: Annotated[
+        list[str],
+        typer.Option(
+            help=f"Draft architecture: {', '.join(ARCHITECTURES)}. May be repeated: all are "
+            "trained in one pass over the cache."
+        ),
+    ],
     out: Annotated[
         str | None,
-        typer.Option(help="Folder for the draft.", show_default="drafts/ARCH"),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Updates to do; instead of --epochs.", show_default=False)
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training rows.", show_default="10")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of an update.")] = 8,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-4,
-    warmup: Annotated[float, typer.Option(help="Share of the steps that warm up.")] = 0.05,
-    seed: Annotated[int, typer.Option(help="Of weights, order and all else that is random.")] = 0,
-    eval_fraction: Annotated[
-        float, typer.Option(help="Share of rows held out, by a hash of the row number.")
-    ] = 0.1,
-    curriculum: Annotated[
-        bool, typer.Option("--curriculum", help="Text-only rows first, then ramp in pictures.")
-    ] = False,
-    zero_hidden_states: Annotated[
-        bool,
         typer.Option(
-            "--zero-hidden-states",
-            help="Control run: the draft sees zeros in place of the target's hidden states.",
+            help="Folder for the draft; of several, for one folder each.",
+            show_default="drafts/ARCH",
         ),
-    ] = False,
+    ] = None,
     draft_config: Annotated[
         list[str] | None,
         typer.Option(
             "-c",
             "--draft-config",
             metavar="KEY=VALUE",
-            help="Set an entry of the draft's config, e.g. -c block_size=5; may be repeated.",
+            help="Set an entry of the draft's config, e.g. -c block_size=5; may be repeated. Of "
+            "several drafts: of all that have it, or of one with -c ARCH.KEY=VALUE.",
             show_default=False,
         ),
     ] = None,
-    save_every: Annotated[int, typer.Option(help="Steps between saves for --resume.")] = 500,
-    log_every: Annotated[int, typer.Option(help="Steps between log records.")] = 10,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the training in --out.")
-    ] = False,
-    check_digests: Annotated[
-        bool,
-        typer.Option(
-            "--check-digests", help="Compare all that is read with its digest; stop at damage."
-        ),
-    ] = False,
-    device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
 ) -> None:
-    """Train a draft from a cache; the target is never opened."""
+    """Train drafts from a cache; the target is never opened."""
     from dspark.reports import training as report
-    from dspark.train_from_cache.train import train_draft
+    from dspark.train_from_cache.train import train_draft, train_drafts
 
-    result = train_draft(
-        cache,
-        arch,
-        out,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        warmup=warmup,
-        seed=seed,
-        eval_fraction=eval_fraction,
-        curriculum=curriculum,
-        zero_hidden_states=zero_hidden_states,
-        draft_config=dict(_key_value(entry) for entry in draft_config or []),
-        save_every=save_every,
-        log_every=log_every,
-        resume=resume,
-        check_digests=check_digests,
-        device=device.value,
-    )
-    typer.echo(report.training(result))
+    config = dict(_key_value(entry) for entry in draft_config or [])
+    given: dict[str, Any] = {**vars(options), "draft_config": config}
+    if len(arch) == 1:
+        results = [train_draft(cache=cache, arch=arch[0], out=out, **given)]
+    else:
+        results = train_drafts(cache, arch, out or "drafts", **given)
+    if os.environ.get("RANK", "0") == "0":  # one process speaks for all
+        typer.echo("\n\n".join(map(report.training, results)))
 
 
 def _key_value(entry: str) -> tuple[str, str]:
@@ -195,6 +160,61 @@ def _key_value(entry: str) -> tuple[str, str]:
     if not (key and equals):
         raise InputError(f"-c {entry}: give KEY=VALUE, e.g. -c block_size=5")
     return key, value
+
+
+@app.command("evaluate")
+def evaluate_command(
+    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    drafts: Annotated[
+        list[str],
+        typer.Option(
+            "--draft",
+            metavar="DIR",
+            help="Folder of a draft, trained here or published for vLLM or SGLang; may be "
+            "repeated.",
+        ),
+    ],
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Measure on at most so many rows, evenly spread.", show_default="all"),
+    ] = None,
+    all_rows: Annotated[
+        bool,
+        typer.Option("--all-rows", help="Measure on all rows, those trained on too."),
+    ] = False,
+    eval_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of rows held out, by a hash of the row number.",
+            show_default="that of the trainings",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows read at a time.")] = 8,
+    zero_hidden_states: Annotated[
+        bool,
+        typer.Option(
+            "--zero-hidden-states",
+            help="Give zeros in place of the target's hidden states, as control runs always get.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+) -> None:
+    """Measure drafts on the same held-out rows and print them side by side."""
+    from dspark.reports import evaluation as report
+    from dspark.train_from_cache.compare import evaluate_drafts
+
+    found = evaluate_drafts(
+        cache,
+        drafts,
+        rows=rows,
+        all_rows=all_rows,
+        eval_fraction=eval_fraction,
+        batch_size=batch_size,
+        zero_hidden_states=zero_hidden_states,
+        device=device.value,
+    )
+    typer.echo(json.dumps(found, indent=2) if as_json else report.evaluation(found))
 
 
 @app.command()

@@ -1,17 +1,21 @@
-"""Options of the command line, made from the fields of a dataclass."""
+"""Options of the command line, made from the fields of a dataclass, and read from YAML files."""
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from dspark.schemas.options import Help, option_name
+from dspark.schemas.errors import InputError
+from dspark.schemas.options import Help, choices_of, option_name
 
 
 def options_of(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of ``kind`` as options.
+    """Give a command the fields of ``kind`` as options, ``--config`` and ``--print-config``.
 
     The function's first argument receives the object; its other arguments stay options of their
     own.
@@ -21,6 +25,10 @@ def options_of(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
         parameters = _parameters(kind)
 
         def command(**given: Any) -> None:
+            del given["config"]
+            if given.pop("print_config"):
+                typer.echo(_document(given), nl=False)
+                return
             options = kind(**{p.name: given.pop(p.name) for p in parameters})
             function(options, **given)
 
@@ -29,7 +37,7 @@ def options_of(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
             for p in list(signature(function, eval_str=True).parameters.values())[1:]
         ]
         made: Any = command
-        made.__signature__ = Signature([*parameters, *own])
+        made.__signature__ = Signature([*parameters, *own, *_CONFIG])
         made.__annotations__ = {}
         made.__doc__ = function.__doc__
         return command
@@ -42,12 +50,14 @@ def _parameters(kind: Any) -> list[Parameter]:
     parameters = []
     for field in fields(kind):
         type_, *more = get_args(hints[field.name]) or (None,)
-        choices = get_args(type_) if get_origin(type_) is Literal else ()
         if not (more and isinstance(more[0], Help)):
             continue
-        name = option_name(field.name)
+        kinds, choices = get_args(type_), choices_of(type_)
+        if choices or any(get_origin(k) is os.PathLike for k in kinds):
+            # What is none of the choices is told by ``schemas.options.checked``, in a sentence.
+            type_ = str | None if type(None) in kinds else str
         option = typer.Option(
-            name,
+            option_name(field.name),
             help=more[0].text,
             show_default=more[0].default,
             metavar="|".join(choices) or None,
@@ -58,8 +68,83 @@ def _parameters(kind: Any) -> list[Parameter]:
                 field.name,
                 Parameter.KEYWORD_ONLY,
                 default=default,
-                # What is none of the choices is told by ``schemas.options.checked``, in a sentence.
-                annotation=Annotated[str if choices else type_, option],
+                annotation=Annotated[type_, option],
             )
         )
     return parameters
+
+
+def _read_config(context: typer.Context, path: str | None) -> str | None:
+    """Make a file's options the command's defaults.
+
+    Raises:
+        InputError: the file cannot be read, or names an option that the command does not have.
+    """
+    if path is None or context.resilient_parsing:
+        return path
+    import yaml
+
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path}: cannot be read as YAML ({error})") from None
+    if not isinstance(document, dict):
+        raise InputError(f"--config {path}: give one 'option: value' in a line")
+    several = {p.name: getattr(p, "multiple", False) for p in context.command.params}
+    entries = {str(name).replace("-", "_"): value for name, value in document.items()}
+    if unknown := sorted({*entries} - {*several} | {*entries} & {"config", "print_config"}):
+        raise InputError(
+            f"--config {path}: {context.info_name} has no option {option_name(unknown[0])}; see "
+            f"dspark {context.info_name} --help"
+        )
+    context.default_map = {
+        **(context.default_map or {}),
+        **{k: _several(v) if several[k] else v for k, v in entries.items() if v is not None},
+    }
+    return path
+
+
+def _several(value: Any) -> list[Any]:
+    """The values of an option that may be repeated; a mapping is several ``KEY=VALUE``."""
+    if isinstance(value, Mapping):
+        return [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in value.items()]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _document(given: Mapping[str, Any]) -> str:
+    """Options as a file for ``--config``."""
+    import yaml
+
+    entries = {k: v for k, v in given.items() if v is not None and v is not False and v != []}
+    text: str = yaml.safe_dump(
+        {k: list(v) if isinstance(v, tuple) else v for k, v in entries.items()}, sort_keys=False
+    )
+    return text
+
+
+_CONFIG = [
+    Parameter(
+        "config",
+        Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                "--config",
+                metavar="FILE",
+                help="YAML file with options; those on the command line win.",
+                show_default=False,
+                is_eager=True,
+                callback=_read_config,
+            ),
+        ],
+    ),
+    Parameter(
+        "print_config",
+        Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool, typer.Option("--print-config", help="Print all options as YAML; do nothing else.")
+        ],
+    ),
+]

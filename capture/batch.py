@@ -1,7 +1,6 @@
 """One batch of a shard: run the target, then what is stored of each row."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from dspark.capture.targets.target import Target
 from dspark.capture.workers.replica import LOST_PEER, is_lost_peer
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
+from dspark.schemas.fields import Field
 from dspark.schemas.manifest import Manifest
 
 _NAMED_ROWS = 8
@@ -66,7 +66,7 @@ def run_batch(
 def split_batch(
     rows: list[EncodedRow], features: Features, manifest: Manifest
 ) -> Iterator[tuple[EncodedRow, dict[str, Tensor]]]:
-    """Each row of the batch with its stored tensors, ``[L, …]``, on the CPU."""
+    """Each row of the batch with all tensors that it may store, ``[L, …]``, on the CPU."""
     packed = dict(features.stored)
     if manifest.logits != "head":
         assert features.logits is not None
@@ -81,17 +81,17 @@ def split_batch(
         tensors = {k: v[where] for k, v in packed.items()}
         tensors |= {
             "input_ids": row.input_ids.int(),
-            "position_ids": _positions(positions[:, where], manifest),
             "attention_mask": torch.ones(len(row), dtype=torch.uint8),
             "loss_mask": row.loss_mask.to(torch.uint8),
             "image_mask": row.image_mask.to(torch.uint8),
         }
+        if (field := manifest.field("position_ids")) is not None:  # None in an extension
+            tensors["position_ids"] = _positions(positions[:, where], field)
         yield row, tensors
 
 
-def _positions(positions: Tensor, manifest: Manifest) -> Tensor:
+def _positions(positions: Tensor, field: Field) -> Tensor:
     """As stored; a batch without pictures may have one row of positions where others have 3."""
-    field: Any = manifest.field("position_ids")
     if len(field.row_shape) == 1:
         return positions[0]
     return positions.expand(field.row_shape[0], -1)

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from dspark.capture.skipped import SkippedKind, counts_by_kind, skipped_kinds
 from dspark.schemas.index import OK, index_identity, read_index
 from dspark.schemas.manifest import Counts, Manifest
-from dspark.schemas.paths import CachePaths, index_dir
+from dspark.schemas.paths import CachePaths, first_indexes
 
 
 def is_committed(manifest: Manifest, paths: CachePaths, shard: int) -> bool:
@@ -27,12 +27,15 @@ def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:
 
 
 def other_captures(manifest: Manifest, root: Path) -> list[Path]:
-    """Readable indexes in a cache that are not of this capture."""
+    """Readable indexes in a cache that are not of this capture.
+
+    Those of extensions have an identity of their own and follow the shards that they belong to.
+    """
     paths = CachePaths(root, manifest.num_shards)
     ours = {paths.index(shard) for shard in range(manifest.num_shards)}
     return [
         path
-        for path in sorted(index_dir(root).glob("shard-*.parquet"))
+        for path in first_indexes(root)
         if (identity := index_identity(path)) is not None
         and (path not in ours or identity != manifest.identity_hash)
     ]

@@ -11,7 +11,10 @@ from dspark.schemas.options import Help
 class CaptureOptions:
     """The options of ``dspark capture``, unchecked; see ``settings`` for the checked ones."""
 
-    shards: Annotated[int, Help("Files to split the dataset into.")]
+    shards: Annotated[
+        int | None,
+        Help("Files to split the dataset into; needed but with --extend.", default=False),
+    ] = None
     _: KW_ONLY
     target: Annotated[
         str | None, Help("Folder or Hugging Face id of the model.", default="bundled")
@@ -54,8 +57,12 @@ class CaptureOptions:
             "auto stores them where they cost no more than the rest."
         ),
     ] = "auto"
-    dtype: Annotated[Literal["bf16", "fp16", "fp32"], Help("Type of the stored floats.")] = "bf16"
-    batch_tokens: Annotated[int, Help("Most tokens of a batch, padding included.")] = 16384
+    dtype: Annotated[
+        Literal["bf16", "fp16", "fp32"] | None, Help("Type of the stored floats.", default="bf16")
+    ] = None
+    batch_tokens: Annotated[
+        int | None, Help("Most tokens of a batch, padding included.", default="16384")
+    ] = None
     limit: Annotated[int | None, Help("Capture only the first rows.", default="all")] = None
     only: Annotated[
         str | None,
@@ -64,8 +71,19 @@ class CaptureOptions:
             default=False,
         ),
     ] = None
+    extend: Annotated[
+        bool,
+        Help(
+            "Add the layers and logits asked for to the finished cache in --out; all other options "
+            "are those of its capture."
+        ),
+    ] = False
     overwrite: Annotated[
-        bool, Help("Delete the cache in --out, if there is one, and start anew.")
+        bool,
+        Help(
+            "Delete the cache in --out, if there is one, and start anew; with --extend, only an "
+            "unfinished extension."
+        ),
     ] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], Help("Where the target runs.")] = "auto"
     device_map: Annotated[
@@ -105,9 +123,9 @@ class CaptureOptions:
         ),
     ] = "auto"
     overlong: Annotated[
-        Literal["skip", "truncate"],
-        Help("Rows of more than --max-length tokens; a picture is never cut."),
-    ] = "skip"
+        Literal["skip", "truncate"] | None,
+        Help("Rows of more than --max-length tokens; a picture is never cut.", default="skip"),
+    ] = None
     on_bad_row: Annotated[
         Literal["skip", "error"], Help("Skip bad rows with their reason, or stop.")
     ] = "skip"

@@ -14,7 +14,7 @@ from dspark.schemas.manifest import Manifest, read_manifest, write_manifest
 from dspark.schemas.paths import index_dir, manifest_path, shards_dir, target_dir
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
-_STEM = r"shard-\d{5,}-of-\d{5,}"
+_STEM = r"shard-\d{5,}-of-\d{5,}(\.plus\d+)?"
 _SHARD = re.compile(rf"{_STEM}\.safetensors")
 _INDEX = re.compile(rf"{_STEM}\.parquet")
 
@@ -99,7 +99,8 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
 
 
 def _say(root: Path, manifest: Manifest | None, files: list[Path]) -> None:
-    committed = sum(path.parent == index_dir(root) for path in files)
+    indexes = [path for path in files if path.parent == index_dir(root)]
+    committed = sum(".plus" not in path.name for path in indexes)
     size = sum(path.lstat().st_blocks * _BLOCK for path in files)
     made = (
         "without a readable manifest"

@@ -29,12 +29,15 @@ class CapturePlan:
     layout: of each shard.
     options: how rows become tokens.
     fake_image: whether text-only rows get a fake picture.
+    part: of the cache that is written: 0, or the number of an extension, whose ``manifest`` is then
+        that of its files alone (see ``Manifest.parts``).
     """
 
     manifest: Manifest
     layout: ShardLayout
     options: RowOptions
     fake_image: bool
+    part: int = 0
 
 
 def plan_capture(

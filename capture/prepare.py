@@ -92,7 +92,8 @@ def prepare(
         files = existing.target_files
     else:
         files, rewritten = write_target_files(root, target), ("target/",)
-    manifest = replace(plan.manifest, target_files=files)
+    extensions = () if existing is None else existing.extensions
+    manifest = replace(plan.manifest, target_files=files, extensions=extensions)
     if manifest != existing:
         write_manifest(root, manifest)
     return manifest, there, rewritten
@@ -115,10 +116,12 @@ def existing_manifest(root: Path, plan: CapturePlan) -> Manifest | None:
         return None
     existing = read_manifest(root)
     if different := identity_differences(existing.identity, plan.manifest.identity):
+        fields_alone = all(phrase.startswith(("layers: ", "logits: ")) for phrase in different)
+        add = ", --extend to add fields to it" if fields_alone and existing.complete else ""
         raise IncompatibleCacheError(
             f"--out {root}: it holds a capture with other settings ({'; '.join(different)}); use "
-            "those settings to continue it, choose another --out, or give --overwrite to delete "
-            "it and start anew"
+            f"those settings to continue it{add}, choose another --out, or give --overwrite to "
+            "delete it and start anew"
         )
     return existing
 

@@ -1,10 +1,9 @@
 """Rows of a cache captured once more, each in the batch that it was captured in."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -13,24 +12,21 @@ from torch import Tensor
 from dspark.capture.batch import run_batch, split_batch
 from dspark.capture.batching import plan_batches
 from dspark.capture.conversations import Conversations, open_conversations
+from dspark.capture.new_shard import NON_FINITE
 from dspark.capture.options import CaptureOptions
 from dspark.capture.plan import target_identity
+from dspark.capture.recorded import recorded_options
 from dspark.capture.rendering.batch_inputs import batch_inputs
 from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
 from dspark.capture.settings import CaptureSettings, RowOptions
-from dspark.capture.shard import NON_FINITE
 from dspark.capture.targets.loading import load_target
 from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest, identity_differences
 from dspark.schemas.options import check_given
+from dspark.schemas.parts import readable_parts
 from dspark.schemas.paths import CachePaths
-
-_NEEDED = (
-    *("data", "device", "batch_tokens", "fake_image", "image_root", "allow_download"),
-    *("mask_reasoning", "overlong", "target.attention"),
-)
 
 
 @dataclass(frozen=True)
@@ -107,9 +103,17 @@ class Recapture:
     def _run(self, rows: list[EncodedRow]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         fake_image = self._manifest.identity["fake_image"]
         for inputs in batch_inputs(rows, self._conversations, self._target, fake_image=fake_image):
-            features = run_batch(inputs, self._manifest, self._target, with_head=False)
-            for row, tensors in split_batch(inputs.rows, features, self._manifest):
-                yield row.sample, tensors
+            features = run_batch(
+                inputs,
+                replace(self._manifest, layers=self._manifest.all_layers),
+                self._target,
+                with_head=self._manifest.best_logits != "head",
+            )
+            readable = (part for _, part in readable_parts(self._paths.root, self._manifest))
+            split = (split_batch(inputs.rows, features, part) for part in readable)
+            for of_row in zip(*split, strict=True):
+                tensors = {k: v for _, some in of_row for k, v in some.items()}
+                yield of_row[0][0].sample, tensors
 
 
 def prepare_recapture(
@@ -136,14 +140,13 @@ def prepare_recapture(
     """
     check_given(against=target, data=data, chat_template=chat_template)
     identity = manifest.identity
-    if lacking := [key for key in _NEEDED if key not in identity]:
-        raise InputError(
-            f"{root}: its manifest's identity has no {lacking[0]!r}, so nothing can be captured as "
-            "it was"
-        )
-    settings = CaptureSettings.check(
-        _options(manifest, target, data, chat_template, trust_remote_code)
+    given = CaptureOptions(
+        target=target,
+        data=data,
+        chat_template=chat_template,
+        trust_remote_code=trust_remote_code,
     )
+    settings = CaptureSettings.check(recorded_options(root, manifest, given))
     conversations = open_conversations(settings.data, settings.rows)
     if (found := conversations.fingerprint()) != identity["data"]:
         raise InputError(
@@ -169,33 +172,4 @@ def prepare_recapture(
         loaded,
         conversations,
         settings.rows,
-    )
-
-
-def _options(
-    manifest: Manifest,
-    target: str,
-    data: str | None,
-    chat_template: str | None,
-    trust_remote_code: bool,
-) -> CaptureOptions:
-    """The options of the capture, as far as they matter to a row's numbers."""
-    identity: dict[str, Any] = manifest.identity
-    cuda = identity["device"] == "cuda" and torch.cuda.is_available()
-    same = target == manifest.target.id
-    return CaptureOptions(
-        manifest.num_shards,
-        target=target,
-        revision=manifest.target.revision or None if same else None,
-        data=manifest.data if data is None else data,
-        max_length=manifest.max_length,
-        dtype=manifest.dtype,  # type: ignore[arg-type]
-        device="cuda" if cuda else "cpu",
-        attn_implementation=identity["target.attention"],
-        chat_template=chat_template,
-        trust_remote_code=trust_remote_code,
-        image_root=identity["image_root"],
-        allow_download=identity["allow_download"],
-        mask_reasoning=identity["mask_reasoning"],
-        overlong=identity["overlong"],
     )

@@ -1,12 +1,17 @@
 """Stage 1 from end to end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dspark.capture.conversations import open_conversations
+from dspark.capture.conversations import Conversations, open_conversations
+from dspark.capture.extension.plan import plan_extension
+from dspark.capture.extension.prepare import finish_extension, prepare_extension
+from dspark.capture.extension.request import ExtensionRequest, extension_request
+from dspark.capture.extension.shard import ExtendedShard
 from dspark.capture.finish import committed, is_committed, missing_shards
+from dspark.capture.new_shard import NewShard
 from dspark.capture.options import CaptureOptions
 from dspark.capture.plan import CapturePlan, plan_capture
 from dspark.capture.prepare import check_out, prepare
@@ -16,6 +21,7 @@ from dspark.capture.shard import capture_shard
 from dspark.capture.shard_writer import ShardWriter
 from dspark.capture.skipped import SkippedKind, skipped_table
 from dspark.capture.targets.loading import load_target
+from dspark.capture.targets.target import Target
 from dspark.capture.workers.job import Job
 from dspark.capture.workers.lockstep import lock_step
 from dspark.capture.workers.replica import find_replica
@@ -38,6 +44,7 @@ class CaptureReport:
         bytes_written: by this job.
         skipped: rows that could not be captured, by reason; of the finished cache.
         rewritten: other parts of the cache that this job wrote.
+        added: fields that were asked for, of an extension; None for a capture.
     """
 
     root: Path
@@ -47,6 +54,7 @@ class CaptureReport:
     bytes_written: int
     skipped: tuple[SkippedKind, ...]
     rewritten: tuple[str, ...] = ()
+    added: tuple[str, ...] | None = None
 
 
 def run_capture(options: CaptureOptions) -> CaptureReport | None:
@@ -64,7 +72,10 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
         FollowerError: another worker of the job failed before, and has said why.
     """
     with Job.join() as job:
-        settings = CaptureSettings.check(options)
+        request = extension_request(options) if options.extend else None
+        if request is not None and request.adds_nothing:
+            return _nothing_to_add(request) if job.is_first else None
+        settings = CaptureSettings.check(options) if request is None else request.settings
         check_out(settings.out)
         device = job.device(settings.device)
         replica = find_replica(settings.tp, settings.fsdp, settings.target_options.device_map)
@@ -72,12 +83,20 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
             replica.connect(job.store, device)
         conversations = open_conversations(settings.data, settings.rows)
         target = load_target(settings.target, device, settings.target_options, replica)
-        plan = plan_capture(settings, target, conversations)
+        if request is None:
+            plan = plan_capture(settings, target, conversations)
+        else:
+            plan = plan_extension(request, target, conversations)
         manifest = plan.manifest
         committed_before: Sequence[int] = ()
         rewritten: tuple[str, ...] = ()
         if job.is_first:
-            manifest, committed_before, rewritten = prepare(settings, plan, target, conversations)
+            if request is None:
+                manifest, committed_before, rewritten = prepare(
+                    settings, plan, target, conversations
+                )
+            else:
+                committed_before = prepare_extension(request, plan)
             job.announce(manifest.identity_hash)
         elif job.wait_until_prepared() != manifest.identity_hash:
             raise InputError(
@@ -85,7 +104,8 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
                 "target, data, device or library versions are others; start all workers on equal "
                 "machines with the same files"
             )
-        paths = CachePaths(settings.out, settings.shards)
+        paths = CachePaths(settings.out, settings.shards, plan.part)
+        open_shard = _shards(request, plan, target, conversations)
         step = lock_step(replica, target)
         with CaptureProgress(job, manifest, committed_before, show=options.progress) as progress:
             mine = _claims(job, settings, plan, paths) if step.writes else iter(())
@@ -93,7 +113,7 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
                 drawn, writer = next(mine, (None, None))
                 if (shard := step.agree(drawn)) is None:
                     break
-                capture_shard(shard, writer, plan, paths, target, step, conversations, progress)
+                capture_shard(open_shard(shard), writer, paths, step, progress)
             step.drain()
             progress.report()
             job.done()
@@ -101,7 +121,28 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
                 return None
             job.wait_for_all(meanwhile=progress.report)
             progress.report()
+        if request is not None:
+            return _finish_extension(request, plan, paths, progress.done)
         return _finish(settings, manifest, paths, progress.done, rewritten)
+
+
+def _shards(
+    request: ExtensionRequest | None,
+    plan: CapturePlan,
+    target: Target,
+    conversations: Conversations,
+) -> Callable[[int], NewShard]:
+    """What gives the rows of a shard by its number."""
+    if request is None:
+        return partial(NewShard, plan=plan, target=target, conversations=conversations)
+    return partial(
+        ExtendedShard,
+        plan=plan,
+        target=target,
+        conversations=conversations,
+        root=request.settings.out,
+        first=request.manifest.parts[0],
+    )
 
 
 def _claims(
@@ -156,6 +197,20 @@ def _finish(
             + skipped_table(kinds)
         )
     return CaptureReport(settings.out, finished, (), done.shards, done.bytes, kinds, rewritten)
+
+
+def _finish_extension(
+    request: ExtensionRequest, plan: CapturePlan, paths: CachePaths, done: Step
+) -> CaptureReport:
+    """Complete the extension if no shard is missing, and report."""
+    missing = tuple(missing_shards(plan.manifest, paths))
+    manifest = request.manifest if missing else finish_extension(request, plan)
+    added = tuple(field.name for field in plan.manifest.fields)
+    return CaptureReport(paths.root, manifest, missing, done.shards, done.bytes, (), added=added)
+
+
+def _nothing_to_add(request: ExtensionRequest) -> CaptureReport:
+    return CaptureReport(request.settings.out, request.manifest, (), 0, 0, (), added=())
 
 
 capture = takes(CaptureOptions)(run_capture)

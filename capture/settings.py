@@ -11,8 +11,10 @@ from dspark.capture.options import CaptureOptions
 from dspark.capture.targets.logits_mode import check_logits_option
 from dspark.schemas.draft_layers import TRAINABLE, parse_drafts
 from dspark.schemas.errors import InputError
-from dspark.schemas.manifest import MOST_SHARDS
+from dspark.schemas.manifest_check import MOST_SHARDS
 from dspark.schemas.options import checked, option_name
+
+_BATCH_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class CaptureSettings:
         batch_tokens: most tokens of a batch, padding included.
         limit: capture only the first rows of the dataset.
         only: shards to capture; None for all.
-        overwrite: delete the cache that is there.
+        overwrite: delete the cache that is there; where it is extended, an unfinished extension.
         tp: workers that share one target by tensor parallelism.
         fsdp: whether the workers of a node share one target by FSDP2.
         device: where the target runs.
@@ -111,6 +113,8 @@ class CaptureSettings:
             InputError: one of them is out of range.
         """
         o = checked(options)
+        if o.shards is None:
+            raise InputError("--shards: say into how many files the dataset is split, e.g. 4")
         for name in ("shards", "batch_tokens", "max_length", "limit", "tp"):
             value = getattr(o, name)
             if value is not None and value < 1:
@@ -136,8 +140,8 @@ class CaptureSettings:
             layers=_parse_layers(o.layers),
             drafts=TRAINABLE if o.drafts is None else parse_drafts(o.drafts),
             logits=o.logits,
-            dtype=o.dtype,
-            batch_tokens=o.batch_tokens,
+            dtype=o.dtype or "bf16",
+            batch_tokens=_BATCH_TOKENS if o.batch_tokens is None else o.batch_tokens,
             limit=o.limit,
             only=None if o.only is None else _parse_only(o.only, o.shards),
             overwrite=o.overwrite,
@@ -156,7 +160,7 @@ class CaptureSettings:
                 allow_download=o.allow_download,
                 mask_reasoning=o.mask_reasoning,
                 fake_image=o.fake_image,
-                overlong=o.overlong,
+                overlong=o.overlong or "skip",
                 on_bad_row=o.on_bad_row,
                 max_skipped=o.max_skipped,
             ),

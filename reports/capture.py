@@ -20,9 +20,12 @@ def capture(report: "CaptureReport") -> str:
             f"{report.root}: {plural(report.shards_written, 'shard')} written now "
             f"({size(report.bytes_written)}); not complete: shard{'s' * some} "
             f"{some_numbers(report.missing)} of {manifest.num_shards} "
-            f"{'are' if some else 'is'} left to other jobs, the last of which completes the cache; "
-            "so does this command for all shards, once they have ended"
+            f"{'are' if some else 'is'} left to other jobs, the last of which completes the "
+            f"{'cache' if report.added is None else 'extension'}; so does this command for all "
+            "shards, once they have ended"
         )
+    if report.added is not None:
+        return _added(report, report.added)
     if report.shards_written == 0 and report.rewritten:
         return (
             f"{report.root}: complete again; {' and '.join(report.rewritten)} written now, no "
@@ -34,6 +37,16 @@ def capture(report: "CaptureReport") -> str:
         f"{report.root}: {counts.ok:,} samples, {counts.tokens:,} tokens in "
         f"{manifest.num_shards} shards ({report.shards_written} written now, "
         f"{size(report.bytes_written)}); {_skipped(report.skipped)}"
+    )
+
+
+def _added(report: "CaptureReport", added: Sequence[str]) -> str:
+    if not added:
+        return f"{report.root}: all that was asked for is there already, nothing to do"
+    return (
+        f"{report.root}: {', '.join(added)} of {report.manifest.counts.ok:,} samples added in "
+        f"{report.manifest.num_shards} files beside the shards ({report.shards_written} written "
+        f"now, {size(report.bytes_written)})"
     )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 from dspark.reports.text import plural, printable, size, table
 from dspark.schemas.commands import verify_command
 
+_HEADER = ("field", "type", "shape per shard", "bytes/token", "real rows", "with padding")
+
 
 def inspection(
     summary: dict[str, Any], faults: Sequence[str] = (), unreadable: Sequence[str] = ()
@@ -18,6 +20,7 @@ def inspection(
         unreadable: what it could not read.
     """
     counts, complete = summary["counts"], summary["complete"]
+    extended = any(f["part"] for f in summary["fields"])
     skipped = sum(counts["skipped"].values())
     target = summary["target"]
     lines = [
@@ -60,10 +63,11 @@ def inspection(
                     f"{f['token_bytes']:,}",
                     size(f["real_bytes"]) if complete else "-",
                     size(f["logical_bytes"]),
+                    *([f"plus{f['part']}" if f["part"] else "first"] * extended),
                 )
                 for f in summary["fields"]
             ],
-            ("field", "type", "shape per shard", "bytes/token", "real rows", "with padding"),
+            (*_HEADER, *(["file"] * extended)),
         ),
         "",
         "shards: "
@@ -77,6 +81,13 @@ def inspection(
             "or the file system keeps none; the cache is as good, only larger (cp --sparse=always, "
             "rsync -S or tar -S to ext4, xfs or the like make holes again)"
         )
+    lines += [
+        f"plus{e['part']} (layers {e['layers'] or 'none'}, logits {e['logits'] or 'none'}): not "
+        f"finished, {e['committed_shards']} of {summary['num_shards']} shards are committed; "
+        f"'{verify_command(summary['path'])}' names the command that continues it"
+        for e in summary["extensions"]
+        if not e["complete"]
+    ]
     lines += [f"skipped: {n:,} {printable(reason)}" for reason, n in counts["skipped"].items()]
     for word, found, noun in (
         ("DAMAGED", faults, "fault"),

@@ -15,7 +15,9 @@ _LESS = "store less (see the table, or --limit, --max-length) or choose another 
 
 def plan(estimate: "CaptureEstimate") -> str:
     """An estimate for a reader."""
-    parts = [_rows(estimate), _fields(estimate), _alternatives(estimate)]
+    parts = [_rows(estimate), _fields(estimate)]
+    if estimate.alternatives:
+        parts.append(_alternatives(estimate))
     if estimate.speed is not None:
         parts.append(_speed(estimate))
     return "\n\n".join([*parts, _room(estimate) + "\nNothing was written."])
@@ -48,6 +50,7 @@ def document(estimate: "CaptureEstimate") -> dict[str, Any]:
         "dtype": manifest.dtype,
         "layers": list(manifest.layers),
         "logits": manifest.logits,
+        "extends": bool(estimate.part),
         "drafts": list(estimate.served),
         "num_shards": manifest.num_shards,
         "rows_per_shard": manifest.rows_per_shard,
@@ -101,8 +104,14 @@ def _rows(estimate: "CaptureEstimate") -> str:
             ),
             f"{about}{shown(counts.tokens)} tokens: {shown(counts.image_tokens)} of pictures, "
             f"{shown(counts.loss_tokens)} supervised; {_lengths(estimate)}",
-            f"stored: {manifest.dtype}, layers {_layers(manifest.layers)} (by output), logits "
-            f"{manifest.logits}; enough for the drafts {', '.join(estimate.served)}",
+            (
+                f"added to what is stored: layers {_layers(manifest.layers)} (by output), logits "
+                f"{'none' if manifest.logits == 'head' else manifest.logits}; with those enough"
+                if estimate.part
+                else f"stored: {manifest.dtype}, layers {_layers(manifest.layers)} (by output), "
+                f"logits {manifest.logits}; enough"
+            )
+            + f" for the drafts {', '.join(estimate.served)}",
         ]
     )
 
@@ -155,7 +164,10 @@ def _fields(estimate: "CaptureEstimate") -> str:
             f"of real rows on average and {size(manifest.shard_bytes)} with padding",
             f"on disk: {size(sizes.disk_bytes)}, in blocks of 4 KiB, where the file system keeps "
             f"holes (ext4, xfs, …), {size(sizes.file_bytes)} where it does not",
-            f"and once, for the target's embeddings and head: {size(estimate.head_bytes)}",
+            *(
+                [f"and once, for the target's embeddings and head: {size(estimate.head_bytes)}"]
+                * (not estimate.part)
+            ),
         ]
     )
 

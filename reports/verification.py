@@ -5,7 +5,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dspark.reports.text import plural, printable, size, some_numbers, table
-from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
+from dspark.schemas.commands import (
+    NOT_RECORDED,
+    capture_command,
+    finish_extension_command,
+    repair_command,
+)
 
 if TYPE_CHECKING:
     from dspark.verify.compare import Comparison
@@ -42,7 +47,7 @@ def next_steps(found: "Verification", repaired: "Repair | None" = None) -> str:
             "what cannot be read may be sound, so no repair takes it out; make it readable and "
             "verify again"
         )
-    elif found.faults or not found.complete:
+    else:
         lines += _capture(found)
     return "\n".join(lines)
 
@@ -106,11 +111,25 @@ def _repaired(repaired: "Repair") -> str:
 
 
 def _capture(found: "Verification") -> list[str]:
+    """What finishes the cache, if anything has to."""
     if found.manifest is None:
         return ["then: the dspark capture command that made this cache, and verify again"]
+    commands = _extend_commands(found)
+    if found.capture_to_finish:
+        commands.insert(0, capture_command(found.root, found.manifest))
+    if not commands:
+        return []
     return [
-        f"then: {printable(capture_command(found.root, found.manifest))}",
+        *(f"then: {printable(command)}" for command in commands),
         f"      (with {NOT_RECORDED} where the capture had them)",
+    ]
+
+
+def _extend_commands(found: "Verification") -> list[str]:
+    return [
+        finish_extension_command(found.root, found.manifest, number)
+        for number in found.extensions_to_finish
+        if found.manifest is not None
     ]
 
 
@@ -184,4 +203,5 @@ def document(
         "repaired": None if repaired is None else asdict(repaired),
         "compared": None if compared is None else asdict(compared),
         "capture_command": None if manifest is None else capture_command(found.root, manifest),
+        "extend_commands": _extend_commands(found),
     }

@@ -1,6 +1,7 @@
 """The commands that messages about a cache name as the way out."""
 
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,44 @@ def capture_command(root: Path, manifest: "Manifest") -> str:
         "fake-image": "always" if identity.get("fake_image") else None,
         "overlong": identity.get("overlong"),
     }
+    return _command(_capture(identity.get("tensor_parallel") or 1), options)
+
+
+def extend_command(
+    root: Path, *, drafts: str | None = None, layers: Iterable[int] = (), logits: str | None = None
+) -> str:
+    """The command that adds fields to a cache: those of drafts, or of layers and logits."""
+    options = {
+        "drafts": drafts,
+        "layers": ",".join(map(str, layers)) or None,
+        "logits": logits,
+        "out": root,
+    }
+    return _command([*_capture(), "--extend"], options)
+
+
+def finish_extension_command(root: Path, manifest: "Manifest", number: int) -> str:
+    """The command that continues extension ``number`` (from 1), without ``NOT_RECORDED``."""
+    extension = manifest.extensions[number - 1]
+    device = extension.around["device"]
+    options = {
+        "layers": ",".join(map(str, extension.layers)) or None,
+        "logits": extension.logits,
+        "out": root,
+        "device": None if device == manifest.identity.get("device") else device,
+    }
+    return _command([*_capture(extension.around["tensor_parallel"]), "--extend"], options)
+
+
+def _capture(ranks: int = 1) -> list[str]:
     command = ["dspark", "capture"]
-    if (ranks := identity.get("tensor_parallel") or 1) != 1:
-        command = ["torchrun", f"--nproc-per-node={ranks}", "-m", *command, f"--tp={ranks}"]
+    if ranks == 1:
+        return command
+    return ["torchrun", f"--nproc-per-node={ranks}", "-m", *command, f"--tp={ranks}"]
+
+
+def _command(command: list[str], options: Mapping[str, object]) -> str:
+    """``command`` with options; of those that are None or False, none, and of True, the name."""
     for name, value in options.items():
         if value is True:
             command.append(f"--{name}")

@@ -47,7 +47,7 @@ _LAYERS = {
 DRAFTS = tuple(_LAYERS)
 """The architectures whose needs are known."""
 
-TRAINABLE = ("dspark", "msd")
+TRAINABLE = ("dflash", "dspark", "eagle", "eagle3", "medusa", "msd", "vispec")
 """Those that ``dspark train-draft`` trains; ``--layers auto`` stores what they read."""
 
 

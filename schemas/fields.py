@@ -1,13 +1,16 @@
 """The tensors of a shard: name, type and shape of one row, in the order they lie in the file."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dspark.schemas.dtypes import FLOAT_CODES, ITEMSIZE
 from dspark.schemas.layers import hidden_state_key
 
 MASKS = ("attention_mask", "loss_mask", "image_mask")
+IN_EVERY_CACHE = ("inputs_embeds", "last_hidden_state", "input_ids", "position_ids", *MASKS)
+"""What every capture stores, whatever its layers and logits; so no extension adds it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,21 @@ class Field:
         before = math.prod(self.row_shape[: self.token_axis])
         stride = self.row_bytes // before
         return [(i * stride, length * (self.token_bytes // before)) for i in range(before)]
+
+    def document(self, rows: int) -> dict[str, Any]:
+        """As the manifest of a cache with ``rows`` rows a shard has it."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": [rows, *self.row_shape],
+            "token_axis": self.token_axis + 1,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Field":
+        """The field of a manifest's entry, unchecked."""
+        shape = tuple(document["shape"][1:])
+        return cls(document["name"], document["dtype"], shape, document["token_axis"] - 1)
 
 
 def build_fields(

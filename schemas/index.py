@@ -122,6 +122,8 @@ def read_index(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """The index of a shard: a table with the columns of ``SCHEMA``, and the shard's facts.
 
+    Paths and manifest may be those of any part of a cache (see ``parts``).
+
     The file is taken for hostile: it is decoded only if it declares the manifest's number of rows
     and about its own size, and each row is checked against what the manifest allows.
 
@@ -130,9 +132,8 @@ def read_index(
         UnreadableError: the system does not let it be read.
     """
     path = paths.index(shard)
-    way_out = (
-        f"run '{repair_command(paths.root)}' and the capture again, which redoes this shard alone"
-    )
+    again = "the capture with --extend again" if paths.part else "the capture again"
+    way_out = f"run '{repair_command(paths.root)}' and {again}, which redoes this shard alone"
     try:
         _check_regular(path)
         data = path.read_bytes()
@@ -151,8 +152,8 @@ def read_index(
         _check_rows(table, manifest, shard)
     except FileNotFoundError:
         raise IncompatibleCacheError(
-            f"{path}: this sample index is missing, so its shard does not exist; run the capture "
-            "again, which redoes this shard alone"
+            f"{path}: this sample index is missing, so its shard does not exist; run {again}, "
+            "which redoes this shard alone"
         ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and is_unreadable(error):

@@ -4,6 +4,7 @@ model adds before layer K+1; -1 is what layer 0 receives. Hugging Face's index i
 The last decoder layer is not offered: drafts use ``last_hidden_state``, after the final norm.
 """
 
+import re
 from collections.abc import Iterable
 
 from dspark.schemas.errors import InputError
@@ -33,3 +34,9 @@ def check_layers(layers: Iterable[int], num_layers: int) -> list[int]:
 def hidden_state_key(layer: int) -> str:
     """The name of the field that stores layer ``layer``."""
     return f"hidden_states.{layer}"
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a field stores, or None if it stores none."""
+    found = re.fullmatch(r"hidden_states\.(-1|\d{1,10})", name)
+    return None if found is None else int(found[1])

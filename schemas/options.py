@@ -57,6 +57,14 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """What an option of this type may be, where it lists that: ``Literal[…]``, or with None."""
+    for part in (hint, *get_args(hint)):
+        if get_origin(part) is Literal:
+            return get_args(part)
+    return ()
+
+
 def check_given(**values: object) -> None:
     """Check that no option is an empty text, as a variable of a shell gives that is not set.
 
@@ -83,13 +91,13 @@ def checked(options: Options) -> Options:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise InputError(f"{option_name(name)} {value}: choose {' or '.join(get_args(hint))}")
-        return value
     kinds = get_args(hint) or (hint,)
     if value is None and type(None) in kinds:
         return None
+    if choices := choices_of(hint):
+        if value not in choices:
+            raise InputError(f"{option_name(name)} {value}: choose {' or '.join(choices)}")
+        return value
     if bool in kinds or isinstance(value, bool):
         if bool in kinds and isinstance(value, bool):
             return value

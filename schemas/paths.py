@@ -6,20 +6,28 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CachePaths:
-    """The file names inside a cache directory of ``num_shards`` shards."""
+    """The file names inside a cache directory of ``num_shards`` shards.
+
+    Attributes:
+        root: the cache.
+        num_shards: N.
+        part: which file of each shard: 0 the first, K that of the K-th extension.
+    """
 
     root: Path
     num_shards: int
+    part: int = 0
 
     def _stem(self, shard: int) -> str:
-        return f"shard-{shard:05d}-of-{self.num_shards:05d}"
+        plus = f".plus{self.part}" if self.part else ""
+        return f"shard-{shard:05d}-of-{self.num_shards:05d}{plus}"
 
     def shard(self, shard: int) -> Path:
         """The tensors of a shard (safetensors)."""
         return shards_dir(self.root) / f"{self._stem(shard)}.safetensors"
 
     def index(self, shard: int) -> Path:
-        """The sample index of a shard (Parquet). Its presence commits the shard."""
+        """The sample index of a shard (Parquet). Its presence commits the shard's file."""
         return index_dir(self.root) / f"{self._stem(shard)}.parquet"
 
 
@@ -33,6 +41,11 @@ def shards_dir(root: Path) -> Path:
 
 def index_dir(root: Path) -> Path:
     return root / "index"
+
+
+def first_indexes(root: Path) -> list[Path]:
+    """What has the name of a shard's first index, that of no extension, of any number of shards."""
+    return sorted(p for p in index_dir(root).glob("shard-*.parquet") if ".plus" not in p.name)
 
 
 def target_dir(root: Path) -> Path:

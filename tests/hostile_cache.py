@@ -12,7 +12,7 @@ import pyarrow as pa
 import xxhash
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
-from synthetic_cache import write_cache
+from synthetic_cache import add_extension, write_cache
 
 from dspark.schemas.digest import json_digest
 from dspark.schemas.errors import InputError
@@ -63,6 +63,7 @@ class HostileCache:
             logits="topk:2",
             skip_every=4,
         )
+        add_extension(root, layers=(1,))
         self.paths = CachePaths(root, SHARDS)
         self.manifest = read_manifest(root)
         self.document: dict[str, Any] = json.loads(manifest_path(root).read_bytes())

@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.schemas.digest import field_digest, file_digest
-from dspark.schemas.dtypes import torch_dtype
+from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
+from dspark.schemas.extension import Extension
 from dspark.schemas.fields import Field, build_fields
-from dspark.schemas.index import OK, SKIPPED, IndexRow, write_index
-from dspark.schemas.manifest import Counts, Manifest, TargetFacts, write_manifest
+from dspark.schemas.index import OK, SKIPPED, IndexRow, read_index, write_index
+from dspark.schemas.manifest import Counts, Manifest, TargetFacts, read_manifest, write_manifest
 from dspark.schemas.paths import CachePaths, head_path
 from dspark.schemas.shard_layout import ShardLayout
 
@@ -153,6 +154,54 @@ def write_cache(
     total = Counts(**counts, skipped={"too_long": skipped} if skipped else {})
     write_manifest(root, manifest.finished(total, None))
     return root
+
+
+def add_extension(
+    root: Path, *, layers: Sequence[int] = (), logits: str | None = None, seed: int = 1
+) -> CachePaths:
+    """Add random layers, or the top logits as ``topk:k``, to a cache; where their files lie."""
+    generator = torch.Generator().manual_seed(seed)
+    manifest = read_manifest(root)
+    code = FLOAT_CODES[manifest.dtype]
+    fields = [Field(f"hidden_states.{k}", code, (manifest.max_length, HIDDEN)) for k in layers]
+    if logits is not None:
+        k = int(logits.removeprefix("topk:"))
+        fields += [
+            Field("logits_topk.values", code, (manifest.max_length, k)),
+            Field("logits_topk.indices", "I32", (manifest.max_length, k)),
+            Field("logits_topk.logsumexp", "F32", (manifest.max_length,)),
+        ]
+    layout = ShardLayout(fields, manifest.rows_per_shard)
+    around = {"device": "cpu", "tensor_parallel": 1, "torch": "2", "transformers": "5"}
+    number = len(manifest.extensions) + 1
+    added = Extension(tuple(layers), logits, tuple(fields), layout.file_size, around, complete=True)
+    extended = manifest.with_extension(number, added)
+    first, paths = (
+        CachePaths(root, manifest.num_shards),
+        CachePaths(root, manifest.num_shards, number),
+    )
+    for shard in range(manifest.num_shards):
+        table, _ = read_index(first, manifest, shard)
+        index = []
+        with open(paths.shard(shard), "wb") as file:
+            file.write(layout.header)
+            file.truncate(layout.file_size)
+            for entry in table.to_pylist():
+                digests = []
+                for field in fields if entry["status"] == OK else []:
+                    shape = (entry["length"], *field.row_shape[1:])
+                    numbers = (
+                        torch.randint(VOCAB, shape, generator=generator)
+                        if field.dtype == "I32"
+                        else torch.randn(shape, generator=generator)
+                    )
+                    tensor = numbers.to(torch_dtype(field.dtype))
+                    digests.append(_write(file.fileno(), layout, field, entry["row"], tensor))
+                index.append(IndexRow(**{**entry, "digests": tuple(digests)}))
+        facts = {"head_error": None, "identity": extended.parts[number].identity_hash}
+        write_index(paths.index(shard), index, facts)
+    write_manifest(root, extended)
+    return paths
 
 
 def _row(

@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import lru_cache
-from io import FileIO
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -13,18 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
-from dspark.schemas.digest import field_digest, file_digest
-from dspark.schemas.disk_errors import is_unreadable
+from dspark.schemas.commands import (
+    NOT_RECORDED,
+    capture_command,
+    extend_command,
+    finish_extension_command,
+    repair_command,
+)
+from dspark.schemas.digest import file_digest
+from dspark.schemas.draft_layers import DRAFTS, draft_layers
 from dspark.schemas.dtypes import torch_dtype
-from dspark.schemas.durable import names
-from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
+from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.fields import Field
-from dspark.schemas.index import read_index
+from dspark.schemas.layers import layer_of
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
-from dspark.schemas.paths import CachePaths, target_dir
-from dspark.schemas.shard_layout import ShardLayout
+from dspark.schemas.parts import readable_parts
+from dspark.schemas.paths import target_dir
+from dspark.train_from_cache.part import Part, unusable
 
 _OPEN_SHARDS = 256
 
@@ -58,31 +62,30 @@ class Cache:
                 f"({NOT_RECORDED} must be given again if they were): "
                 + capture_command(root, self.manifest)
             )
-        # Files are opened late, perhaps from another working directory.
-        self._paths = CachePaths(root.absolute(), self.manifest.num_shards)
-        self._layout = ShardLayout(self.manifest.fields, self.manifest.rows_per_shard)
         self.check_digests = check_digests
-        self._read_indexes(CachePaths(root, self.manifest.num_shards))
+        found = list(readable_parts(root, self.manifest))
+        self._parts = [
+            Part(
+                paths,
+                part,
+                way_out=self._way_out(paths.part),
+                check_digests=check_digests,
+                open_files=max(1, _OPEN_SHARDS // len(found)),
+            )
+            for paths, part in found
+        ]
+        first = self._parts[0]
+        self.lengths, self.image_tokens = first.lengths, first.image_tokens
+        self.loss_tokens = first.loss_tokens
+        for part in self._parts:
+            if not np.array_equal(part.lengths, first.lengths):
+                raise IncompatibleCacheError(
+                    f"{root}: the index of {part.fields[0].name} lists other rows than that of "
+                    f"{first.fields[0].name}; {part.way_out}"
+                )
+        self._part_of = {field.name: part for part in self._parts for field in part.fields}
         if check_digests:
             self._check_target_files()
-        # A file that drops out of this cache is closed once no thread reads from it any more.
-        self._file = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
-
-    def _read_indexes(self, paths: CachePaths) -> None:
-        # What is allocated follows from what is found, not from what the manifest says.
-        columns: dict[str, list[np.ndarray]] = {"length": [], "image_tokens": [], "loss_tokens": []}
-        digests: list[np.ndarray] = []
-        for shard in range(self.manifest.num_shards):
-            table, _ = read_index(paths, self.manifest, shard)
-            for name, arrays in columns.items():
-                arrays.append(table[name].to_numpy())
-            if self.check_digests:
-                digests.append(table["digests"].combine_chunks().flatten().to_numpy())
-        self.lengths, self.image_tokens, self.loss_tokens = map(np.concatenate, columns.values())
-        if self.check_digests:
-            fields = len(self.manifest.fields)
-            self._digests = np.zeros((len(self), fields), np.uint64)
-            self._digests[self.lengths > 0] = np.concatenate(digests).reshape(-1, fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers of a data loader open the files on their own.
@@ -101,10 +104,11 @@ class Cache:
 
     def close(self) -> None:
         """Close the shard files. The next read opens them again."""
-        self._file.cache_clear()
+        for part in self._parts:
+            part.close()
 
     def __repr__(self) -> str:
-        target, fields = self.manifest.target.id, len(self.manifest.fields)
+        target, fields = self.manifest.target.id, len(self.manifest.all_fields)
         return f"<Cache {str(self.root)!r} of {target!r}: {len(self):,} rows, {fields} fields>"
 
     def __len__(self) -> int:
@@ -124,7 +128,7 @@ class Cache:
         sample %= len(self)
         length = int(self.lengths[sample])
         out = {}
-        for field in self.manifest.fields:
+        for field in self.manifest.all_fields:
             shape = list(field.row_shape)
             shape[field.token_axis] = length
             out[field.name] = torch.empty(shape, dtype=torch_dtype(field.dtype))
@@ -141,7 +145,7 @@ class Cache:
         if field is None:
             raise IncompatibleCacheError(
                 f"{self.root}: the cache has no field {name!r}; it has "
-                + ", ".join(f.name for f in self.manifest.fields)
+                + ", ".join(f.name for f in self.manifest.all_fields)
             )
         return field
 
@@ -161,32 +165,7 @@ class Cache:
             IncompatibleCacheError: the shard file is missing or shorter than it must be, or digests
                 are checked and the bytes do not have theirs.
         """
-        sample = index(sample)
-        shard, row = divmod(sample, self.manifest.rows_per_shard)
-        length = int(self.lengths[sample])
-        data = out.view(torch.uint8).numpy().reshape(-1) if out.numel() else np.empty(0, np.uint8)
-        extents = self._layout.row_extents(field, row, length)
-        stride = data.size // len(extents)
-        file = self._file(shard)
-        runs = [data[i * stride : i * stride + size] for i, (_, size) in enumerate(extents)]
-        for run, (offset, _) in zip(runs, extents, strict=True):
-            if not _read_fully(file, run, offset):
-                raise IncompatibleCacheError(
-                    f"{self._paths.shard(shard)}: ends before byte {offset + run.size}; "
-                    + self._way_out()
-                )
-        if self.check_digests and length:
-            self._check(sample, field, runs)
-        return sum(size for _, size in extents)
-
-    def _check(self, sample: int, field: Field, runs: Sequence[np.ndarray]) -> None:
-        shard, _ = divmod(sample, self.manifest.rows_per_shard)
-        found = field_digest(*(run.data for run in runs))
-        if found != int(self._digests[sample, self.manifest.fields.index(field)]):
-            raise IncompatibleCacheError(
-                f"{self._paths.shard(shard)}: {field.name} of dataset row {sample} is damaged: its "
-                f"bytes do not have the digest of the index; {self._way_out()}"
-            )
+        return self._part_of[field.name].read_row(index(sample), field, out)
 
     def _check_target_files(self) -> None:
         for name, file in self.manifest.target_files.items():
@@ -194,58 +173,24 @@ class Cache:
             try:
                 found = file_digest(path)
             except OSError as error:
-                raise self._unusable(path, error) from None
+                raise unusable(path, error, self._way_out(0)) from None
             if found != file:
                 raise IncompatibleCacheError(
                     f"{path}: damaged: its bytes do not have the digest of the manifest; "
-                    + self._way_out()
+                    + self._way_out(0)
                 )
 
-    def _open_shard(self, shard: int) -> FileIO:
-        path = self._paths.shard(shard)
-        try:
-            file = FileIO(path, opener=_open_at_once)
-            size = os.fstat(file.fileno()).st_size
-            expected = self._layout.header
-            sound = size == self._layout.file_size and (
-                os.pread(file.fileno(), len(expected), 0) == expected
-            )
-        except OSError as error:
-            raise self._unusable(path, error) from None
-        if not sound:
-            raise IncompatibleCacheError(
-                f"{path}: not the shard that the manifest describes ({size} bytes, "
-                f"{self._layout.file_size} expected, or another header); {self._way_out()}"
-            )
-        return file
-
-    def _unusable(self, path: Path, error: OSError) -> IncompatibleCacheError:
-        if is_unreadable(error):
-            return UnreadableError(path, error)
-        return IncompatibleCacheError(f"{path}: {error.strerror}; {self._way_out()}")
-
-    def _way_out(self) -> str:
+    def _way_out(self, part: int) -> str:
+        """What to do about damage in a part; in the manifest's own files, about that in part 0."""
+        again = (
+            finish_extension_command(self.root, self.manifest, part)
+            if part
+            else capture_command(self.root, self.manifest)
+        )
         return (
             f"run '{repair_command(self.root)}' and then the capture again, which redoes what is "
-            "damaged and nothing else: " + capture_command(self.root, self.manifest)
+            f"damaged and nothing else: {again}"
         )
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """``os.open`` that does not wait where ``path`` is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _read_fully(file: FileIO, out: np.ndarray, offset: int) -> bool:
-    """Fill ``out`` from ``offset`` of the file; False if the file ends before."""
-    done = 0
-    while done < out.size:
-        with names(Path(str(file.name))):
-            count = os.preadv(file.fileno(), [out[done:].data], offset + done)
-        if count == 0:
-            return False
-        done += count
-    return True
 
 
 def open_cache(path: str | os.PathLike[str], *, check_digests: bool = False) -> Cache:
@@ -277,6 +222,16 @@ def require_fields(cache: Cache, names: Sequence[str], arch: str) -> list[Field]
     if missing:
         raise IncompatibleCacheError(
             f"{cache.root}: draft {arch!r} needs {', '.join(missing)}, which this cache does not "
-            "hold; capture again with --layers auto, or with --layers naming those layers"
+            f"hold; this adds them ({NOT_RECORDED} must be given again if they were): "
+            + _adding_command(cache, missing, arch)
         )
     return [cache.field(name) for name in names]
+
+
+def _adding_command(cache: Cache, missing: Sequence[str], arch: str) -> str:
+    num_layers = cache.manifest.target.num_layers
+    layers = sorted(k for name in missing if (k := layer_of(name)) is not None)
+    logits = "full" if "logits" in missing else None
+    if logits is None and arch in DRAFTS and {*layers} <= {*draft_layers([arch], num_layers)}:
+        return extend_command(cache.root, drafts=arch)
+    return extend_command(cache.root, layers=layers, logits=logits)

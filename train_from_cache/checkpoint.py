@@ -1,10 +1,12 @@
 """The state of an unfinished training: one safetensors file, replaced as a whole.
 
 Randomness, learning rate and data order are functions of the step, so the state is the step, the
-trainable parameters and the optimizer's moments.
+trainable parameters, the optimizer's moments and the moving average. It does not depend on the
+number of processes.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -15,9 +17,12 @@ from torch import Tensor, nn
 from dspark.schemas.disk_errors import os_errors
 from dspark.schemas.durable import publish, tmp_path
 from dspark.schemas.errors import InputError
+from dspark.train_from_cache.ema import Ema
+from dspark.train_from_cache.ranks import placed_like, whole
 
 _PARAMETER = "parameter"
 _OPTIMIZER = "optimizer"
+_AVERAGE = "average"
 
 
 def state_path(out: Path) -> Path:
@@ -25,13 +30,26 @@ def state_path(out: Path) -> Path:
     return out / "training_state" / "state.safetensors"
 
 
-def save_state(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Publish the state after ``step`` updates; a crash leaves the previous one in place."""
+def save_state(
+    path: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: Ema | None = None,
+    *,
+    write: bool = True,
+) -> None:
+    """Publish the state after ``step`` updates; a crash leaves the previous one in place.
+
+    All processes call it, one of them with ``write``.
+    """
     tensors: dict[str, Tensor] = {}
-    for name, parameter in _trainable(model).items():
-        tensors[f"{_PARAMETER}.{name}"] = _stored(parameter)
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{_OPTIMIZER}.{key}.{name}"] = _stored(value)
+    for name, tensor in _state(model, optimizer, ema):
+        full = whole(tensor)
+        if write:
+            tensors[name] = full.detach().cpu().contiguous()
+    if not write:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with os_errors(tmp_path(path)):
         save_file(tensors, tmp_path(path), metadata={"step": str(step)})
@@ -39,8 +57,10 @@ def save_state(path: Path, step: int, model: nn.Module, optimizer: torch.optim.O
     publish(path)
 
 
-def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Put a saved state into ``model`` and ``optimizer``.
+def load_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None = None
+) -> int:
+    """Put a saved state into a model, its optimizer and its average.
 
     Returns:
         The number of updates done.
@@ -53,15 +73,17 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
         with safe_open(path, framework="pt") as file:
             step = int(file.metadata()["step"])
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        with torch.no_grad():
-            for name, parameter in trainable.items():
-                parameter.copy_(stored.pop(f"{_PARAMETER}.{name}"))
+        for kind, places in ((_PARAMETER, trainable), (_AVERAGE, ema.averages if ema else {})):
+            with torch.no_grad():
+                for name, place in places.items():
+                    place.copy_(placed_like(stored.pop(f"{kind}.{name}"), place))
         for key, value in stored.items():
             _, entry, name = key.split(".", 2)
             parameter = trainable[name]
             # AdamW keeps its scalar step on the CPU.
-            device = parameter.device if value.dim() else torch.device("cpu")
-            optimizer.state[parameter][entry] = value.to(device)
+            optimizer.state[parameter][entry] = (
+                placed_like(value, parameter) if value.dim() else value
+            )
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise InputError(
             f"{path}: not a usable training state of this draft ({error}); start again with "
@@ -77,9 +99,16 @@ def make_durable(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def _state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None
+) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in _trainable(model).items():
+        yield f"{_PARAMETER}.{name}", parameter
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{_OPTIMIZER}.{key}.{name}", value
+        if ema:
+            yield f"{_AVERAGE}.{name}", ema.averages[name]
+
+
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def _stored(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()

@@ -1,5 +1,6 @@
 """What is in a cache, for ``dspark inspect``."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from dspark.schemas.errors import IncompatibleCacheError, InputError, Unreadable
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
+from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, target_dir
 from dspark.train_from_cache.cache import Cache
 
@@ -32,38 +34,54 @@ def inspect_cache(path: str) -> dict[str, Any]:
 
 
 def _summary(root: Path, manifest: Manifest) -> dict[str, Any]:
-    paths = CachePaths(root, manifest.num_shards)
-    shards = [p for i in range(manifest.num_shards) if (p := paths.shard(i)).exists()]
-    stats = [p.stat() for p in shards]
     tokens = manifest.counts.tokens
-    fields: list[dict[str, Any]] = [
-        {
-            "name": f.name,
-            "dtype": f.dtype,
-            "shape": [manifest.rows_per_shard, *f.row_shape],
-            "token_bytes": f.token_bytes,
-            "real_bytes": f.token_bytes * tokens,
-            "logical_bytes": f.row_bytes * manifest.rows_per_shard * len(shards),
-        }
-        for f in manifest.fields
-    ]
+    stats: list[os.stat_result] = []
+    fields: list[dict[str, Any]] = []
+    committed = []
+    for paths, part in parts(root, manifest):
+        found = [p.stat() for i in range(manifest.num_shards) if (p := paths.shard(i)).exists()]
+        stats += found
+        committed.append(sum(paths.index(i).exists() for i in range(manifest.num_shards)))
+        fields += [
+            {
+                "name": f.name,
+                "dtype": f.dtype,
+                "shape": [manifest.rows_per_shard, *f.row_shape],
+                "token_bytes": f.token_bytes,
+                "real_bytes": f.token_bytes * tokens,
+                "logical_bytes": f.row_bytes * manifest.rows_per_shard * len(found),
+                "part": paths.part,
+            }
+            for f in part.fields
+            if part.complete or not paths.part
+        ]
     real_bytes = sum(f["real_bytes"] for f in fields)
     physical_bytes = sum(s.st_blocks * _BLOCK for s in stats)
     return {
         "path": str(root),
         "complete": manifest.complete,
-        "committed_shards": sum(paths.index(i).exists() for i in range(manifest.num_shards)),
+        "committed_shards": committed[0],
         "num_samples": manifest.num_samples,
         "num_shards": manifest.num_shards,
         "rows_per_shard": manifest.rows_per_shard,
         "max_length": manifest.max_length,
         "dtype": manifest.dtype,
-        "layers": list(manifest.layers),
-        "logits": manifest.logits,
+        "layers": list(manifest.all_layers),
+        "logits": manifest.best_logits,
         "head_error": manifest.head_error,
         "counts": asdict(manifest.counts),
         "target": asdict(manifest.target),
         "fields": fields,
+        "extensions": [
+            {
+                "part": number,
+                "complete": extension.complete,
+                "committed_shards": committed[number],
+                "layers": list(extension.layers),
+                "logits": extension.logits,
+            }
+            for number, extension in enumerate(manifest.extensions, 1)
+        ],
         "real_bytes": real_bytes,
         "physical_bytes": physical_bytes,
         "filled_bytes": _filled_bytes(manifest, real_bytes, physical_bytes),
@@ -76,7 +94,7 @@ def _filled_bytes(manifest: Manifest, real_bytes: int, physical_bytes: int) -> i
     """Bytes of padding on disk; 0 if they are hardly more than the rests of disk blocks."""
     if not manifest.complete:
         return 0  # its counts are not known yet
-    runs = manifest.counts.ok * sum(len(f.extents(1)) for f in manifest.fields)
+    runs = manifest.counts.ok * sum(len(f.extents(1)) for f in manifest.all_fields)
     filled = physical_bytes - real_bytes
     return filled if filled - 2 * _PAGE * runs > 0.1 * real_bytes else 0
 

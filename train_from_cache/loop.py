@@ -2,142 +2,141 @@
 
 import math
 import signal
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-import xxhash
-from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from dspark.schemas.errors import InputError, StoppedError
 from dspark.train_from_cache.batch import Batch, LossTerm
-from dspark.train_from_cache.drafts.base import Draft
+from dspark.train_from_cache.draft_parts.row_random import RowRandom
 from dspark.train_from_cache.evaluate import quick_tau, without_hidden_states
 from dspark.train_from_cache.plan import Plan
 from dspark.train_from_cache.progress import Progress
-from dspark.train_from_cache.schedule import lr_factor
+from dspark.train_from_cache.ranks import Ranks, gathered
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
-
-MAX_GRAD_NORM = 1.0
-BETAS = (0.9, 0.95)
-WEIGHT_DECAY = 0.01
-
-
-def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, with weight decay on matrices alone."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trainable if p.dim() >= 2]
-    vectors = [p for p in trainable if p.dim() < 2]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": WEIGHT_DECAY},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        betas=BETAS,
-    )
+from dspark.train_from_cache.trainee import Trainee
 
 
 def run(
-    accelerator: Accelerator,
-    draft: Draft,
-    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    trainees: Sequence[Trainee],
     head: TargetHead,
     batches: Iterable[Batch],
-    start: int,
     plan: Plan,
-    *,
-    save: Callable[[int], None],
-    record: Callable[[dict[str, Any]], None],
     progress: Progress,
 ) -> None:
-    """Do the updates from ``start`` to ``plan.steps`` in place.
+    """Do the updates of all drafts up to ``plan.steps``.
 
     Args:
-        accelerator: that prepared ``draft`` and ``optimizer``.
-        draft: the model.
-        optimizer: of its trainable parameters.
+        ranks: this process among the others.
+        trainees: the drafts, whose plans differ in nothing that concerns the batches. One that is
+            ahead of the others waits for its step.
         head: of the target, on the same device.
-        batches: one for each step.
-        start: updates already done.
-        plan: the numbers.
-        save: keeps the state after so many updates.
-        record: takes a log record.
+        batches: this process's rows of each step, from the first one that a draft needs.
+        plan: of any draft.
         progress: told of each step.
 
     Raises:
-        InputError: loss or gradient is not finite; the state before that update was saved.
+        InputError: a loss or gradient is not finite; the states before that update were saved.
         StoppedError: SIGINT or SIGTERM, after the update under way was finished and saved.
     """
-    trainable = [p for p in draft.parameters() if p.requires_grad]
-    draft.train()
-    speed = _Speed(start)
+    first = min(trainee.start for trainee in trainees)
+    speed = _Speed(first)
     with _StopRequest() as stop:
-        for step, batch in zip(range(start, plan.steps), batches, strict=True):
-            teacher = Teacher(batch, head)
-            inputs = without_hidden_states(batch) if plan.zero_hidden_states else batch
-            rate = plan.lr * lr_factor(step, plan.steps, plan.warmup_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            terms = draft(inputs, teacher, step_generator(plan.seed, step))
-            loss = total_loss(terms)
-            optimizer.zero_grad()
-            accelerator.backward(loss)
-            norm = accelerator.clip_grad_norm_(trainable, MAX_GRAD_NORM)
-            loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
-            if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-                save(step)
-                rows = ", ".join(map(str, batch["sample"].tolist()))
-                raise InputError(
-                    f"training stopped at step {step + 1}: the loss is {loss_value} and its "
-                    f"gradient norm {norm_value} on dataset rows {rows}; the state before this "
-                    "step is kept; start again with a lower --lr and another --out, or examine "
-                    "these rows"
-                )
-            optimizer.step()
+        for step, batch in zip(range(first, plan.steps), batches, strict=True):
+            due = [trainee for trainee in trainees if trainee.start <= step]
+            if plan.batch_size <= ranks.rank:
+                batch = unsupervised(batch)
+            parts = split(batch, plan.accumulate)
+
+            def given(part: Batch) -> tuple[Batch, Teacher]:
+                inputs = without_hidden_states(part) if plan.zero_hidden_states else part
+                return inputs, Teacher(part, head)
+
+            if len(parts) > 1:
+                for part in parts:
+                    inputs, teacher = given(part)
+                    for trainee in due:
+                        trainee.count(inputs, teacher, step_random(plan.seed, step, part))
+            for i, part in enumerate(parts, 1):
+                inputs, teacher = given(part)
+                for trainee in due:
+                    random = step_random(plan.seed, step, part)
+                    trainee.add(inputs, teacher, random, last=i == len(parts))
+            numbers = {trainee.plan.arch: trainee.gradients() for trainee in due}
+            for arch, found in numbers.items():
+                if not (math.isfinite(found["loss"]) and math.isfinite(found["grad_norm"])):
+                    for trainee in due:
+                        trainee.save(step)
+                    raise _not_finite(arch, step, found, batch)
+            rates = [trainee.update(step) for trainee in due]
 
             done = step + 1
-            tau = None
             if done % plan.log_every == 0 or done == plan.steps:
-                with accelerator.autocast():
-                    tau = quick_tau(draft, inputs, teacher)
-                record(
-                    {
-                        "event": "step",
-                        "step": done,
-                        "loss": loss_value,
-                        "terms": {name: _mean(term).item() for name, term in terms.items()},
-                        "tau": tau,
-                        "lr": rate,
-                        "grad_norm": norm_value,
-                        "samples_per_s": speed(done) * plan.batch_size,
-                    }
-                )
-            progress.step(done, loss_value, tau, plan.batch_size)
-            if done % plan.save_every == 0 or done == plan.steps or stop.requested:
-                save(done)
-            if stop.requested:
-                raise StoppedError(stop.requested, f"after step {done}")
+                samples_per_s = speed(done) * plan.batch_size
+                for trainee, rate in zip(due, rates, strict=True):
+                    arch = trainee.plan.arch
+                    with ranks.accelerator.autocast(), gathered(trainee.draft):
+                        tau = quick_tau(trainee.draft, inputs, teacher, ranks)
+                    trainee.record(
+                        {
+                            "event": "step",
+                            "step": done,
+                            **numbers[arch],
+                            "tau": tau,
+                            "lr": rate,
+                            "samples_per_s": samples_per_s,
+                        }
+                    )
+                    if tau is not None:
+                        progress.tau[arch] = tau
+            losses = {arch: found["loss"] for arch, found in numbers.items()}
+            progress.step(done, losses, plan.batch_size)
+            stopped = ranks.highest(stop.requested or 0)
+            if done % plan.save_every == 0 or done == plan.steps or stopped:
+                for trainee in due:
+                    trainee.save(done)
+            if stopped:
+                raise StoppedError(stopped, f"after step {done}")
+
+
+def step_random(seed: int, step: int, batch: Batch) -> RowRandom:
+    """The source of a step's randomness."""
+    return RowRandom(seed, step, batch["sample"])
 
 
 def total_loss(terms: dict[str, LossTerm]) -> Tensor:
-    """The loss that is minimised, a scalar with gradient."""
-    return torch.stack([term.weight * _mean(term) for term in terms.values()]).sum()
+    """The loss that one process alone minimises, a scalar with gradient."""
+    means = [t.weight * t.numerator / (t.denominator + 1e-6) for t in terms.values()]
+    return torch.stack(means).sum()
 
 
-def step_generator(seed: int, step: int) -> torch.Generator:
-    """The source of a step's randomness, on the CPU."""
-    key = struct.pack("<Qq", seed % 2**64, step)
-    return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(key))
+def split(batch: Batch, count: int) -> list[Batch]:
+    """A batch's rows in ``count`` parts; a part without a row has one that is not supervised."""
+    columns = (x.tensor_split(count) for x in batch.values())
+    parts = [dict(zip(batch, part, strict=True)) for part in zip(*columns, strict=True)]
+    idle = unsupervised({name: x[:1] for name, x in batch.items()})
+    return [part if len(part["sample"]) else idle for part in parts]
 
 
-def _mean(term: LossTerm) -> Tensor:
-    return term.numerator / (term.denominator + 1e-6)
+def unsupervised(batch: Batch) -> Batch:
+    """The batch for a process without rows: its losses are zero."""
+    return {**batch, "loss_mask": torch.zeros_like(batch["loss_mask"])}
+
+
+def _not_finite(arch: str, step: int, found: dict[str, Any], batch: Batch) -> InputError:
+    rows = ", ".join(map(str, batch["sample"].tolist()))
+    return InputError(
+        f"training of {arch} stopped at step {step + 1}: the loss is {found['loss']} and its "
+        f"gradient norm {found['grad_norm']} on dataset rows {rows}; the state before this step is "
+        "kept; start again with a lower --lr and another --out, or examine these rows"
+    )
 
 
 class _Speed:

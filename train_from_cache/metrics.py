@@ -1,20 +1,29 @@
 """How good a draft is, defined once for all drafts.
 
-For an anchor ``a`` of a row of L tokens, p_k is the draft's distribution of ``x[a+1+k]`` after the
-true tokens before it, q_k the target's, and
+For an anchor ``a`` of a row of L tokens and k from 0 to K-1, p_k is the draft's distribution of
+``x[a+1+k]`` after the true tokens before it, q_k the target's, and
 
     e_k = prod_{j<=k} (a+1+j < L and loss_mask[a+1+j])     the supervised part of the round
     α_k = 1 - ½ ‖p_k - q_k‖₁                               acceptance under lossless speculative
                                                            sampling at temperature 1
     g_k = [argmax p_k = argmax q_k]                        acceptance under greedy decoding
+    S_k = Π_{j<=k} α_j,  S_{-1} = 1                        tokens 0 to k are all accepted
 
-- ``acceptance[k]``: mean of α_k over the anchors with e_k.
-- ``tau``: mean over anchors of ``1 + Σ_k Π_{j<=k} α_j e_j``: tokens per target pass, the 1 being
-  the token that the target itself adds (bonus).
-- ``tau_greedy``: the same with g in place of α.
-- ``agreement``: mean of g_0 over all anchors, i.e. teacher-forced top-1 agreement over supervised
-  tokens.
-- ``agreement_grounded``: the same over anchors whose next token is picture-grounded.
+With Σ over n anchors:
+
+- ``acceptance[k]        = Σ e_k α_k / Σ e_k``
+- ``conditional[k]       = Σ e_k S_k / Σ e_k S_{k-1}``: of token k where all before it are accepted.
+- ``prefix[k]            = Σ e_k S_k / Σ e_k``: of tokens 0 to k together.
+- ``tau_without_bonus    = Σ Σ_k e_k S_k / n``: draft tokens accepted per pass of the target.
+- ``tau                  = 1 + tau_without_bonus``: tokens per pass, the 1 being the token that the
+  target itself adds (bonus).
+- ``acceptance_greedy``, ``conditional_greedy``, ``prefix_greedy``, ``tau_greedy`` and
+  ``tau_greedy_without_bonus``: the same with g in place of α.
+- ``agreement            = Σ e_0 g_0 / n``: teacher-forced top-1 agreement over supervised tokens.
+
+Each is also given for the anchors of three groups: ``picture``, those of rows with a picture;
+``grounded``, those of them whose next token is picture-grounded (``grounding.py``); ``text``, those
+of rows without a picture. ``agreement_grounded`` is ``grounded``'s ``agreement``.
 """
 
 from typing import Any
@@ -23,6 +32,8 @@ import torch
 from torch import Tensor
 
 from dspark.train_from_cache.batch import Anchors, Batch
+
+GROUPS = ("picture", "grounded", "text")
 
 
 def eval_mask(batch: Batch, anchors: Anchors, depth: int) -> Tensor:
@@ -45,64 +56,85 @@ def eval_mask(batch: Batch, anchors: Anchors, depth: int) -> Tensor:
     return supervised.cumprod(dim=1).bool()
 
 
+def accepted(draft: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """α and g.
+
+    Args:
+        draft: float ``[n, K, V]``, logits of p.
+        teacher: float ``[n, K, V]``, logits of q; minus infinity is allowed.
+        mask: bool ``[n, K]``, e. Where it is false the logits may be anything, not even finite.
+
+    Returns:
+        float64 ``[n, 2, K]`` on the CPU, α before g; 0 outside the mask.
+    """
+    distance = (draft.float().softmax(-1) - teacher.float().softmax(-1)).abs_().sum(-1)
+    match = draft.argmax(-1) == teacher.argmax(-1)
+    both = torch.stack([1 - 0.5 * distance, match.float()], 1)
+    return both.masked_fill(~mask[:, None], 0.0).cpu().double()
+
+
 class Meter:
     """Sums of the metrics over any number of anchors, in double precision.
 
     Attributes:
-        anchors: rounds measured so far.
-        grounded: those whose next token is picture-grounded.
+        totals: float64 ``[1 + 3, 1 + 7K]`` on the CPU, for all anchors and for those of each group:
+            n, then Σ e_k, then for α and for g Σ e_k α_k, Σ e_k S_{k-1} and Σ e_k S_k. The totals
+            of all anchors are the sum of those of any parts.
     """
 
     def __init__(self, depth: int) -> None:
         """Args: depth: K."""
-        self.anchors = 0
-        self.grounded = 0
-        self._accepted = torch.zeros(depth, dtype=torch.float64)
-        self._slots = torch.zeros(depth, dtype=torch.float64)
-        self._tau = 0.0
-        self._tau_greedy = 0.0
-        self._agree = 0.0
-        self._agree_grounded = 0.0
+        self._depth = depth
+        self.totals = torch.zeros(1 + len(GROUPS), 1 + 7 * depth, dtype=torch.float64)
 
-    def update(self, draft: Tensor, teacher: Tensor, mask: Tensor, grounded: Tensor) -> None:
+    def update(self, accept: Tensor, mask: Tensor, picture: Tensor, grounded: Tensor) -> None:
         """Add n rounds.
 
         Args:
-            draft: float ``[n, K, V]``, logits of p.
-            teacher: float ``[n, K, V]``, logits of q; minus infinity is allowed.
+            accept: float64 ``[n, 2, K]``, see ``accepted``.
             mask: bool ``[n, K]``, e.
+            picture: bool ``[n]``, whether the row has a picture.
             grounded: bool ``[n]``, whether ``x[a+1]`` is picture-grounded.
         """
-        match = (draft.argmax(-1) == teacher.argmax(-1)).cpu().double()
-        distance = (draft.float().softmax(-1) - teacher.float().softmax(-1)).abs_().sum(-1)
-        alpha = 1 - 0.5 * distance.cpu().double()
-        e, grounded = mask.cpu().double(), grounded.cpu().double()
-        # Where e is 0 the logits are arbitrary, perhaps not even finite.
-        alpha = torch.where(e > 0, alpha, 0.0)
-        match = match * e
-        self.anchors += len(e)
-        self.grounded += int(grounded.sum())
-        self._accepted += alpha.sum(0)
-        self._slots += e.sum(0)
-        self._tau += len(e) + float(alpha.cumprod(1).sum())
-        self._tau_greedy += len(e) + float(match.cumprod(1).sum())
-        self._agree += float(match[:, 0].sum())
-        self._agree_grounded += float((match[:, 0] * grounded).sum())
+        e = mask.cpu().double()
+        picture, grounded = picture.cpu().double(), grounded.cpu().double()
+        one = torch.ones_like(picture)
+        through = accept.cumprod(-1)  # e_k S_k, for e is a prefix
+        reached = e[:, None] * torch.cat([torch.ones_like(through[..., :1]), through], -1)[..., :-1]
+        sums = torch.stack([accept, reached, through], 2)
+        rounds = torch.cat([one[:, None], e, sums.flatten(1)], 1)
+        self.totals += torch.stack([one, picture, grounded, 1 - picture]) @ rounds
 
     def result(self) -> dict[str, Any]:
         """The metrics as JSON values; None where nothing was measured."""
+        everything, *groups = map(self._group, self.totals)
+        named = dict(zip(GROUPS, groups, strict=True))
         return {
-            "tau": _ratio(self._tau, self.anchors),
-            "tau_greedy": _ratio(self._tau_greedy, self.anchors),
-            "agreement": _ratio(self._agree, self.anchors),
-            "agreement_grounded": _ratio(self._agree_grounded, self.grounded),
-            "acceptance": [
-                _ratio(a, n)
-                for a, n in zip(self._accepted.tolist(), self._slots.tolist(), strict=True)
-            ],
-            "anchors": self.anchors,
-            "grounded_anchors": self.grounded,
+            **everything,
+            "agreement_grounded": named["grounded"]["agreement"],
+            "grounded_anchors": named["grounded"]["anchors"],
+            **named,
         }
+
+    def _group(self, totals: Tensor) -> dict[str, Any]:
+        count = float(totals[0])
+        slots, *sums = totals[1:].view(7, self._depth)
+        result: dict[str, Any] = {}
+        for kind, (accept, reached, through) in (("", sums[:3]), ("_greedy", sums[3:])):
+            drafted = _ratio(float(through.sum()), count)
+            result |= {
+                f"tau{kind}": None if drafted is None else 1 + drafted,
+                f"tau{kind}_without_bonus": drafted,
+                f"acceptance{kind}": _ratios(accept, slots),
+                f"conditional{kind}": _ratios(through, reached),
+                f"prefix{kind}": _ratios(through, slots),
+            }
+        agree = float(sums[3][0])
+        return {**result, "agreement": _ratio(agree, count), "anchors": round(count)}
+
+
+def _ratios(totals: Tensor, counts: Tensor) -> list[float | None]:
+    return [_ratio(t, n) for t, n in zip(totals.tolist(), counts.tolist(), strict=True)]
 
 
 def _ratio(total: float, count: float) -> float | None:

@@ -5,6 +5,7 @@ metrics.jsonl                    one JSON object per line; see ``MetricsLog``
 tensorboard/                     the same numbers as curves
 training_state/                  what --resume goes on from
 model.safetensors, config.json   the trained draft, written at the end
+curves.png                       loss and acceptance, if matplotlib is there
 """
 
 import fcntl
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate.tracking import GeneralTracker, TensorBoardTracker, WandBTracker
+from accelerate.utils import is_wandb_available
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -25,6 +28,7 @@ from dspark.schemas.durable import fsync_dir, write_file
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import identity_differences
 from dspark.train_from_cache.checkpoint import make_durable, state_path
+from dspark.train_from_cache.ranks import whole
 
 _SETTINGS = "training.json"
 _METRICS = "metrics.jsonl"
@@ -110,6 +114,22 @@ def _check_settings(out: Path, settings: dict[str, dict[str, Any]]) -> None:
         )
 
 
+def read_settings(out: Path) -> dict[str, Any] | None:
+    """What ``training.json`` holds, or None where there is none.
+
+    Raises:
+        InputError: it is not readable.
+    """
+    path = out / _SETTINGS
+    try:
+        settings: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable ({error})") from None
+    return settings
+
+
 def _flat(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """One entry per setting that a resumed training must share, named as a user knows it."""
     flat = {"--" + k.replace("_", "-"): v for k, v in settings["options"].items()}
@@ -145,6 +165,70 @@ class MetricsLog:
         self._file.close()
 
 
+class Journal:
+    """What is recorded of a training: its metrics log, and the same numbers as curves."""
+
+    def __init__(self, out: Path, step: int, track: str | None) -> None:
+        """Open the records of a training that goes on after ``step`` updates.
+
+        Args:
+            out: its folder.
+            step: updates done.
+            track: ``wandb`` to send the curves to Weights & Biases, too.
+        """
+        self._log = MetricsLog(out, step)
+        self._trackers: list[GeneralTracker] = [
+            TensorBoardTracker("tensorboard", out, purge_step=step + 1)
+        ]
+        if track:
+            settings = {"name": str(out), "dir": str(out), "reinit": "create_new"}
+            self._trackers.append(WandBTracker("dspark", **settings))
+        for tracker in self._trackers:
+            tracker.start()
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Append a record of ``MetricsLog``."""
+        self._log.write(entry)
+        curves = _curves(entry, "train" if entry["event"] == "step" else "eval")
+        for tracker in self._trackers:
+            tracker.log(curves, step=entry["step"])
+
+    def sync(self) -> None:
+        """Make all records so far durable."""
+        self._log.sync()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._log.close()
+        for tracker in self._trackers:
+            tracker.finish()
+
+
+def check_track(track: str | None) -> None:
+    """Check that the curves can go to the place that ``--track`` names.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if track not in (None, "wandb"):
+        raise InputError(f"--track {track}: choose wandb, or leave it out")
+    if track and not is_wandb_available():
+        raise InputError("--track wandb: wandb is not installed; pip install wandb")
+
+
+def _curves(value: Any, name: str) -> dict[str, float]:
+    """The numbers in a log record by curve, e.g. ``train/loss`` and ``eval/acceptance/0``."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        curves: dict[str, float] = {}
+        for key, part in value.items():
+            if key != "step":
+                curves |= _curves(part, f"{name}/{key}")
+        return curves
+    return {name: value} if isinstance(value, int | float) else {}
+
+
 def read_metrics(out: Path) -> list[dict[str, Any]]:
     """The records of a training so far, up to a line that is none: a crash cut it off."""
     try:
@@ -175,14 +259,20 @@ def has_model(out: Path) -> bool:
     return all((out / name).is_file() for name in _MODEL)
 
 
-def save_model(model: PreTrainedModel, out: Path) -> None:
-    """Publish config and weights in ``out``."""
+def save_model(model: PreTrainedModel, out: Path, *, write: bool = True) -> None:
+    """Publish config and weights in ``out``.
+
+    All processes call it, one of them with ``write``.
+    """
+    weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    if not write:
+        return
     beside = state_path(out).parent / "model.tmp"
     shutil.rmtree(beside, ignore_errors=True)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     with os_errors(beside):
-        model.save_pretrained(beside)
+        model.save_pretrained(beside, state_dict=weights)
     if bars:
         transformers_logging.enable_progress_bar()
     for file in sorted(beside.iterdir(), reverse=True):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
@@ -12,7 +13,7 @@ class Progress:
     """A bar on a terminal, about twenty plain lines elsewhere, nothing if disabled.
 
     Attributes:
-        tau: the last τ measured, shown until there is a newer one.
+        tau: the last τ measured of each draft, shown until there is a newer one.
     """
 
     def __init__(self, label: str, total: int, initial: int, enabled: bool) -> None:
@@ -20,7 +21,7 @@ class Progress:
         self._total = total
         self._enabled = enabled
         self._every = max(1, total // _LINES)
-        self.tau: float | None = None
+        self.tau: dict[str, float | None] = {}
         self._bar = None
         if enabled and sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=initial, desc=label, unit="step")
@@ -35,25 +36,26 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def step(self, step: int, loss: float, tau: float | None, batch_size: int) -> None:
-        """Report that ``step`` updates are done. ``tau`` is None where it was not measured."""
-        self.tau = self.tau if tau is None else tau
-        shown = "?" if self.tau is None else f"{self.tau:.2f}"
+    def step(self, step: int, losses: Mapping[str, float], batch_size: int) -> None:
+        """Report that ``step`` updates are done, with the losses of the last one by draft."""
+        shown = "; ".join(
+            (f"{arch}: " if len(losses) > 1 else "") + f"loss {loss:.4f}, tau {self._tau(arch)}"
+            for arch, loss in losses.items()
+        )
         if self._bar is not None:
             self._bar.update(1)
             rate = self._bar.format_dict["rate"] or 0.0
-            self._bar.set_postfix_str(
-                f"loss {loss:.4f}, tau {shown}, {rate * batch_size:.1f} samples/s", refresh=False
-            )
+            self._bar.set_postfix_str(f"{shown}, {rate * batch_size:.1f} samples/s", refresh=False)
         elif step % self._every == 0 or step == self._total:
             before, then = self._since
             now = time.monotonic()
             rate = (step - before) * batch_size / max(now - then, 1e-9)
             self._since = (step, now)
-            self.say(
-                f"{self._label}: step {step}/{self._total}, loss {loss:.4f}, tau {shown}, "
-                f"{rate:.1f} samples/s"
-            )
+            self.say(f"{self._label}: step {step}/{self._total}, {shown}, {rate:.1f} samples/s")
+
+    def _tau(self, arch: str) -> str:
+        tau = self.tau.get(arch)
+        return "?" if tau is None else f"{tau:.2f}"
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -26,13 +26,8 @@ def split_rows(rows: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarra
     """
     if not 0 <= fraction < 1:
         raise InputError(f"--eval-fraction {fraction}: choose from 0 (nothing held out) to below 1")
-    threshold = int(fraction * 2**64)
-    held_out = np.fromiter(
-        (xxhash.xxh3_64_intdigest(struct.pack("<q", row)) < threshold for row in rows.tolist()),
-        bool,
-        len(rows),
-    )
-    train, evaluation = rows[~held_out], rows[held_out]
+    out = held_out(rows, fraction)
+    train, evaluation = rows[~out], rows[out]
     if not len(train):
         raise InputError(
             f"no row left to train on: the cache holds {len(rows)} samples and --eval-fraction "
@@ -44,3 +39,21 @@ def split_rows(rows: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarra
             "raise it, or set it to 0 to train on all of them without an evaluation"
         )
     return train, evaluation
+
+
+def held_out(rows: np.ndarray, fraction: float) -> np.ndarray:
+    """Which dataset rows are held out. A smaller fraction holds out some of the same rows.
+
+    Args:
+        rows: int64 ``[n]``.
+        fraction: of them, from 0 to below 1.
+
+    Returns:
+        bool ``[n]``.
+    """
+    threshold = int(fraction * 2**64)
+    return np.fromiter(
+        (xxhash.xxh3_64_intdigest(struct.pack("<q", row)) < threshold for row in rows.tolist()),
+        bool,
+        len(rows),
+    )

@@ -9,24 +9,16 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.errors import InputError
-from dspark.schemas.fields import Field
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest
+from dspark.schemas.parts import readable_parts
 from dspark.schemas.paths import CachePaths
+from dspark.schemas.row_bytes import read_field
 from dspark.schemas.shard_layout import ShardLayout
+from dspark.schemas.tolerance import token_error, tolerance
 from dspark.verify.faults import Fault, by_place
 from dspark.verify.result import Verification
-
-TOLERANCE_16_BIT = 0.1
-TOLERANCE_32_BIT = 1e-3
-"""Largest error of a token's vector, relative to its length (both L2). On one kind of device and
-number of threads all is bit-equal; elsewhere sums are taken in another order and their rounding
-adds up over the layers. Measured on small targets: up to 0.0013 with other attention kernels (fp32,
-stored as bf16), 0.025 in bfloat16, and 1.3 or more with another picture or other weights."""
-
-_TINY = 1e-12
 
 
 @dataclass
@@ -136,18 +128,17 @@ def compare_rows(
         target_differences: for the result.
         other_differences: for the result.
     """
-    short = manifest.dtype != "fp32" or manifest.identity.get("target.dtype") != "float32"
-    fields = {f.name: FieldDifference(f.name) for f in manifest.fields}
+    fields = {f.name: FieldDifference(f.name) for f in manifest.all_fields}
     comparison = Comparison(
         target_differences=list(target_differences),
         other_differences=list(other_differences),
         fields=list(fields.values()),
-        tolerance=TOLERANCE_16_BIT if short else TOLERANCE_32_BIT,
+        tolerance=tolerance(manifest),
     )
     places = _Places(root, manifest)
     for sample, now in recaptured:
         comparison.samples.append(sample)
-        stored = _stored(places, sample, lengths[sample])
+        stored = places.stored(sample, lengths[sample])
         tokens = len(now["input_ids"])
         if tokens != lengths[sample]:
             problem = f"{tokens} tokens captured now, {lengths[sample]} stored"
@@ -169,37 +160,29 @@ def compare_rows(
 
 
 class _Places:
-    """Where rows lie."""
+    """Where the fields of rows lie."""
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.layout = ShardLayout(manifest.fields, manifest.rows_per_shard)
-        self._paths = CachePaths(root, manifest.num_shards)
+        self._rows_per_shard = manifest.rows_per_shard
+        self._parts = [
+            (paths, ShardLayout(part.fields, part.rows_per_shard))
+            for paths, part in readable_parts(root, manifest)
+        ]
 
-    def path(self, sample: int) -> Path:
-        return self._paths.shard(sample // self.manifest.rows_per_shard)
+    def stored(self, sample: int, length: int) -> dict[str, Tensor]:
+        """The real tokens of a row."""
+        shard, row = divmod(sample, self._rows_per_shard)
+        found: dict[str, Tensor] = {}
+        for paths, layout in self._parts:
+            with open(paths.shard(shard), "rb") as file:
+                found |= {f.name: read_field(file, layout, f, row, length) for f in layout.fields}
+        return found
 
     def fault(self, sample: int, field: str, problem: str) -> Fault:
-        shard = sample // self.manifest.rows_per_shard
-        file = str(self.path(sample).relative_to(self._paths.root))
-        return Fault(file, problem, shard, sample, field)
-
-
-def _stored(places: _Places, sample: int, length: int) -> dict[str, Tensor]:
-    """The real tokens of a row."""
-    row = sample % places.manifest.rows_per_shard
-    with open(places.path(sample), "rb") as file:
-
-        def read(field: Field) -> Tensor:
-            data = bytearray()
-            for offset, size in places.layout.row_extents(field, row, length):
-                file.seek(offset)
-                data += file.read(size)
-            shape = list(field.row_shape)
-            shape[field.token_axis] = length
-            return torch.frombuffer(data, dtype=torch_dtype(field.dtype)).view(shape)
-
-        return {field.name: read(field) for field in places.manifest.fields}
+        shard = sample // self._rows_per_shard
+        paths = next(p for p, layout in self._parts if field in {f.name for f in layout.fields})
+        file = str(paths.shard(shard).relative_to(paths.root))
+        return Fault(file, problem, shard, sample, field, paths.part)
 
 
 def _compare(
@@ -224,12 +207,12 @@ def _compare(
         )
         count = int((before != after).sum())
         return None if equal or follows else f"{count:,} of {before.numel():,} numbers differ"
-    old, new = (x.float().reshape(len(before), -1) for x in (before, after))
+    old, new = before.float(), after.float()
     difference.magnitude = max(difference.magnitude, float(old.abs().max()))
     if not equal:
         off = (new - old).abs().nan_to_num(nan=torch.inf)
         difference.largest = max(difference.largest, float(off.max()))
-        error = float((off.norm(dim=1) / old.norm(dim=1).clamp_min(_TINY)).max())
+        error = token_error(old, new)
         if error >= difference.token_error:
             difference.token_error, difference.sample = error, sample
     return None

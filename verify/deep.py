@@ -10,7 +10,8 @@ from pathlib import Path
 from dspark.schemas.digest import file_digest
 from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.manifest import Manifest
-from dspark.schemas.paths import CachePaths, target_dir
+from dspark.schemas.parts import parts
+from dspark.schemas.paths import target_dir
 from dspark.verify.faults import Fault, reading_fault, unreadable
 from dspark.verify.rows import ShardRows, StoredRow, stored_rows
 
@@ -29,7 +30,7 @@ class _Task:
 def check_contents(
     root: Path,
     manifest: Manifest,
-    shards: Iterable[int],
+    shards: Sequence[Sequence[int]],
     target_files: Iterable[str],
     report: Callable[[int], None],
 ) -> list[Fault]:
@@ -38,7 +39,7 @@ def check_contents(
     Args:
         root: the cache.
         manifest: of the cache.
-        shards: committed ones that are as long as they must be.
+        shards: of each part, the committed ones that are as long as they must be.
         target_files: names under ``target/`` of files that are as long as they must be.
         report: called with the bytes that were read.
     """
@@ -60,29 +61,34 @@ def check_contents(
 
 
 def _tasks(
-    root: Path, manifest: Manifest, shards: Iterable[int], target_files: Iterable[str]
+    root: Path, manifest: Manifest, shards: Sequence[Sequence[int]], target_files: Iterable[str]
 ) -> Iterator[_Task]:
     """In the order of the files and of the bytes in them; each made shortly before it runs."""
     for name in target_files:
         yield _Task(manifest.target_files[name].bytes, partial(_file, root, manifest, name))
-    paths = CachePaths(root, manifest.num_shards)
-    for shard in shards:
-        try:
-            rows = stored_rows(paths, manifest, shard)
-        except UnreadableError as error:
-            file = str(paths.index(shard).relative_to(root))
-            yield _Task(0, partial(list, [unreadable(error, file, shard)]))
-            continue
-        except IncompatibleCacheError:  # it was sound a moment ago: a repair took it away
-            continue
-        shard_rows = ShardRows(shard, paths, manifest)
-        for place, field in shard_rows.wide_fields:
-            for size, some in _portions(rows, field.token_bytes):
-                check = partial(shard_rows.wide, place, field, some)
-                yield _Task(size, partial(shard_rows.checked, check))
-        token_bytes = sum(field.token_bytes for _, field in shard_rows.token_fields)
-        for size, some in _portions(rows, token_bytes):
-            yield _Task(size, partial(shard_rows.checked, partial(shard_rows.tokens, some)))
+    for (paths, part), numbers in zip(parts(root, manifest), shards, strict=True):
+        for shard in numbers:
+            try:
+                rows = stored_rows(paths, part, shard)
+            except UnreadableError as error:
+                file = str(paths.index(shard).relative_to(root))
+                yield _Task(0, partial(list, [unreadable(error, file, shard, paths.part)]))
+                continue
+            except IncompatibleCacheError:  # it was sound a moment ago: a repair took it away
+                continue
+            yield from _shard_tasks(ShardRows(shard, paths, part), rows)
+
+
+def _shard_tasks(shard_rows: ShardRows, rows: Sequence[StoredRow]) -> Iterator[_Task]:
+    for place, field in shard_rows.wide_fields:
+        for size, some in _portions(rows, field.token_bytes):
+            check = partial(shard_rows.wide, place, field, some)
+            yield _Task(size, partial(shard_rows.checked, check))
+    if not shard_rows.token_fields:
+        return
+    token_bytes = sum(field.token_bytes for _, field in shard_rows.token_fields)
+    for size, some in _portions(rows, token_bytes):
+        yield _Task(size, partial(shard_rows.checked, partial(shard_rows.tokens, some)))
 
 
 def _portions(rows: Sequence[StoredRow], token_bytes: int) -> Iterator[tuple[int, list[StoredRow]]]:

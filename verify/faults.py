@@ -17,6 +17,7 @@ class Fault:
         shard: that the file belongs to; None for the manifest and the files of ``target/``.
         sample: dataset row, where the fault is one row's.
         field: stored tensor, where the fault is one tensor's.
+        part: of the shard: 0 its first file, K that of the K-th extension (see ``schemas.parts``).
     """
 
     file: str
@@ -24,6 +25,7 @@ class Fault:
     shard: int | None = None
     sample: int | None = None
     field: str | None = None
+    part: int = 0
 
     def __str__(self) -> str:
         where = "" if self.sample is None else f", dataset row {self.sample}"
@@ -45,17 +47,19 @@ class Unreadable(Fault):
         return f"{super().__str__()}; {self.way_out}"
 
 
-def unreadable(error: UnreadableError, file: str, shard: int | None = None) -> Unreadable:
+def unreadable(
+    error: UnreadableError, file: str, shard: int | None = None, part: int = 0
+) -> Unreadable:
     """What a reader could not read."""
-    return Unreadable(file, error.problem, shard, way_out=error.way_out)
+    return Unreadable(file, error.problem, shard, part=part, way_out=error.way_out)
 
 
-def reading_fault(error: OSError, file: str, shard: int | None = None) -> Fault:
+def reading_fault(error: OSError, file: str, shard: int | None = None, part: int = 0) -> Fault:
     """A failure to look at or read a file."""
     said = UnreadableError(Path(file), error)
     if is_unreadable(error):
-        return unreadable(said, file, shard)
-    return Fault(file, said.problem, shard)
+        return unreadable(said, file, shard, part)
+    return Fault(file, said.problem, shard, part=part)
 
 
 def by_place(fault: Fault) -> tuple[int, int, str, str]:

@@ -1,7 +1,7 @@
 """Taking what is damaged out of a cache, so that a capture makes just that again."""
 
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.durable import fsync_dir, make_dir
 from dspark.schemas.errors import InputError, UnreadableError
 from dspark.schemas.manifest import Counts, Manifest, write_manifest
+from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, manifest_path
 from dspark.verify.deep import check_contents
 from dspark.verify.faults import Fault, Unreadable
@@ -23,7 +24,7 @@ class Repair:
 
     Attributes:
         shards: that are no longer committed.
-        files: others that were removed.
+        files: others that were removed, those of extensions among them.
         busy: damaged shards that were left alone, because a running capture is writing them.
         sound: files that were left alone, because they were sound when they were read once more.
     """
@@ -37,8 +38,9 @@ class Repair:
 def repair_cache(verification: Verification) -> Repair:
     """Remove what a verification found damaged and is damaged still, when it is read once more.
 
-    The manifest stops calling the cache complete before anything is removed, and an index goes
-    before its shard, so that a crash at any moment leaves a cache that a capture continues.
+    The manifest stops calling what is damaged complete before anything is removed, and an index
+    goes before its shard, so that a crash at any moment leaves a cache that a capture continues. A
+    cache of which only an extension is damaged stays complete without it.
 
     Raises:
         InputError: a file cannot be read, which need not be damage, or a directory lies where a
@@ -56,18 +58,25 @@ def repair_cache(verification: Verification) -> Repair:
         if faults:
             _remove(manifest_path(root))
         return Repair(files=tuple(files), sound=tuple(sound))
-    if faults and manifest.complete:
-        _reopen(root, manifest)
+    _reopen(root, manifest, {fault.part for fault in faults})
     files = [name for name in files if root / name != manifest_path(root)]
     for name in files:
         _remove(root / name)
-    shards, busy = _uncommit(CachePaths(root, manifest.num_shards), faults)
-    return Repair(tuple(shards), tuple(files), tuple(busy), tuple(sound))
+    shards: list[int] = []
+    busy: set[int] = set()
+    for paths, _ in parts(root, manifest):
+        taken, claimed = _uncommit(paths, [f.shard for f in faults if f.part == paths.part])
+        busy.update(claimed)
+        if paths.part:
+            files += [str(paths.shard(shard).relative_to(root)) for shard in taken]
+        else:
+            shards = taken
+    return Repair(tuple(shards), tuple(files), tuple(sorted(busy)), tuple(sound))
 
 
-def _taken_with(fault: Fault) -> int | str:
-    """What is taken out for a fault: a whole shard, or a file."""
-    return fault.file if fault.shard is None else fault.shard
+def _taken_with(fault: Fault) -> tuple[int, int] | str:
+    """What is taken out for a fault: a whole file of a shard and its index, or another file."""
+    return fault.file if fault.shard is None else (fault.part, fault.shard)
 
 
 def _check_readable(root: Path, unreadable: Sequence[Fault]) -> None:
@@ -107,14 +116,17 @@ def _still_there(verification: Verification) -> list[Fault]:
     if verification.manifest is None:
         return []
     damaged = {fault.file for fault in before}
-    shards = {fault.shard for fault in before}
+    shards = {(fault.part, fault.shard) for fault in before}
     shallow = check_shallow(root, manifest)
     faults = shallow.faults
     if verification.deep:
         faults += check_contents(
             root,
             manifest,
-            [shard for shard in shallow.readable if shard in shards],
+            [
+                [shard for shard in numbers if (part, shard) in shards]
+                for part, numbers in enumerate(shallow.readable)
+            ],
             [name for name in shallow.target_files if str(Path("target", name)) in damaged],
             lambda size: None,
         )
@@ -122,15 +134,22 @@ def _still_there(verification: Verification) -> list[Fault]:
     return [fault for fault in faults if fault.file in damaged]
 
 
-def _reopen(root: Path, manifest: Manifest) -> None:
-    """Write the manifest that the capture had before its last shard."""
-    write_manifest(root, replace(manifest, complete=False, counts=Counts(), head_error=None))
+def _reopen(root: Path, manifest: Manifest, damaged: Container[int]) -> None:
+    """Write the manifest that was there before the last shard of each damaged part."""
+    before = manifest
+    if 0 in damaged:
+        before = replace(before, complete=False, counts=Counts(), head_error=None)
+    for number, extension in enumerate(manifest.extensions, 1):
+        if number in damaged:
+            before = before.with_extension(number, replace(extension, complete=False))
+    if before != manifest:
+        write_manifest(root, before)
 
 
-def _uncommit(paths: CachePaths, faults: Iterable[Fault]) -> tuple[list[int], list[int]]:
+def _uncommit(paths: CachePaths, damaged: Iterable[int | None]) -> tuple[list[int], list[int]]:
     """Take damaged shards away: those taken, and those that a running capture has claimed."""
     taken, busy = [], []
-    for shard in sorted({fault.shard for fault in faults if fault.shard is not None}):
+    for shard in sorted({shard for shard in damaged if shard is not None}):
         data = paths.shard(shard)
         make_dir(data.parent)
         try:

@@ -23,7 +23,8 @@ class Verification:
         seconds: that it took.
         faults: what is damaged, in the order of shards and rows.
         unreadable: what the system does not let be read, in the same order; it may be sound.
-        notes: files that are no part of the cache and do no harm.
+        notes: what does no harm: extensions that are not finished, and files that are no part of
+            the cache.
     """
 
     root: Path
@@ -41,6 +42,23 @@ class Verification:
     def complete(self) -> bool:
         """Whether the capture is finished."""
         return self.manifest is not None and self.manifest.complete
+
+    @property
+    def extensions_to_finish(self) -> list[int]:
+        """Numbers of the extensions, from 1, that are unfinished or damaged."""
+        if self.manifest is None:
+            return []
+        damaged = {fault.part for fault in self.faults}
+        return [
+            number
+            for number, extension in enumerate(self.manifest.extensions, 1)
+            if number in damaged or not extension.complete
+        ]
+
+    @property
+    def capture_to_finish(self) -> bool:
+        """Whether the capture itself is unfinished or damaged, whatever was added to it."""
+        return not self.complete or any(fault.part == 0 for fault in self.faults)
 
     @property
     def exit_code(self) -> int:

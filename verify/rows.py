@@ -62,15 +62,17 @@ class _DamagedError(Exception):
 
 
 class ShardRows:
-    """The rows of one shard. Its methods may run in several threads at once.
+    """The rows of one part of a shard. Its methods may run in several threads at once.
 
     Attributes:
-        token_fields: ids, positions and masks, each with its place among the fields.
+        token_fields: ids, positions and masks, each with its place among the fields; empty in an
+            extension.
         wide_fields: the others.
     """
 
     def __init__(self, shard: int, paths: CachePaths, manifest: Manifest) -> None:
         self._shard = shard
+        self._part = paths.part
         self._path = paths.shard(shard)
         self._name = str(self._path.relative_to(paths.root))
         self._manifest = manifest
@@ -87,7 +89,7 @@ class ShardRows:
                 for fault in check(file):  # what was found before an error counts
                     faults.append(fault)
         except OSError as error:
-            faults.append(reading_fault(error, self._name, self._shard))
+            faults.append(reading_fault(error, self._name, self._shard, self._part))
         return faults
 
     def wide(
@@ -140,7 +142,7 @@ class ShardRows:
             raise _DamagedError("its bytes are not those that were captured")
 
     def _fault(self, row: StoredRow, field: str, problem: str) -> Fault:
-        return Fault(self._name, problem, self._shard, row.sample, field)
+        return Fault(self._name, problem, self._shard, row.sample, field, self._part)
 
 
 def _fill(file: FileIO, out: memoryview, offset: int) -> None:

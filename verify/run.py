@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError, Unr
 from dspark.schemas.index import index_identity
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
-from dspark.schemas.paths import index_dir, manifest_path
+from dspark.schemas.paths import first_indexes, manifest_path
 from dspark.verify.deep import check_contents
 from dspark.verify.faults import Fault, Unreadable, by_place, problem_of
 from dspark.verify.progress import VerifyProgress
@@ -54,9 +54,8 @@ def _verify(root: Path, deep: bool, progress: bool) -> Verification:
         )
     shallow = check_shallow(root, manifest)
     faults = shallow.faults
-    total = shallow.counts.tokens * sum(f.token_bytes for f in manifest.fields)
-    total += sum(manifest.target_files[name].bytes for name in shallow.target_files)
-    with VerifyProgress(total, show=progress and deep) as bar:
+    target_bytes = sum(manifest.target_files[name].bytes for name in shallow.target_files)
+    with VerifyProgress(shallow.row_bytes + target_bytes, show=progress and deep) as bar:
         if deep:
             faults += check_contents(root, manifest, shallow.readable, shallow.target_files, bar)
     found = sorted(dict.fromkeys(faults), key=by_place)
@@ -64,14 +63,30 @@ def _verify(root: Path, deep: bool, progress: bool) -> Verification:
         root=root,
         manifest=manifest,
         deep=deep,
-        shards=shallow.committed,
+        shards=shallow.committed[0],
         rows=shallow.counts.ok,
         bytes_read=bar.bytes,
         seconds=time.monotonic() - start,
         faults=tuple(f for f in found if not isinstance(f, Unreadable)),
         unreadable=tuple(f for f in found if isinstance(f, Unreadable)),
-        notes=tuple(strays(root, manifest)),
+        notes=(*_unfinished(manifest, shallow.committed), *strays(root, manifest)),
     )
+
+
+def _unfinished(manifest: Manifest, committed: Sequence[int]) -> Iterator[str]:
+    """One line for each extension that is not finished, which leaves the cache as sound as it is.
+
+    Args:
+        manifest: of the cache.
+        committed: of each part, the shards that have it.
+    """
+    for number, extension in enumerate(manifest.extensions, 1):
+        if not extension.complete:
+            names = ", ".join(field.name for field in extension.fields)
+            yield (
+                f"plus{number} ({names}): not finished, {committed[number]:,} of "
+                f"{manifest.num_shards:,} shards are committed; nothing reads it yet"
+            )
 
 
 def read_or_blame_manifest(root: Path) -> Manifest | Fault:
@@ -87,7 +102,7 @@ def read_or_blame_manifest(root: Path) -> Manifest | Fault:
     except (OtherVersionError, UnreadableError):
         raise
     except IncompatibleCacheError as error:
-        if not (path.exists() and any(_indexes(root))):
+        if not (path.exists() and first_indexes(root)):
             raise
         return Fault(path.name, problem_of(error, path))
     if _is_of_another_capture(root, manifest):
@@ -101,14 +116,10 @@ def read_or_blame_manifest(root: Path) -> Manifest | Fault:
 
 def _is_of_another_capture(root: Path, manifest: Manifest) -> bool:
     identities = set()
-    for path in _indexes(root):
+    for path in first_indexes(root):
         with suppress(OSError):
             identity = index_identity(path)
             if identity == manifest.identity_hash:
                 return False
             identities.add(identity)
     return len(identities - {None}) == 1
-
-
-def _indexes(root: Path) -> Iterator[Path]:
-    return index_dir(root).glob("shard-*-of-*.parquet")

@@ -2,7 +2,7 @@
 
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Counts, Manifest
+from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, manifest_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.verify.faults import Fault, problem_of, reading_fault, unreadable
@@ -26,44 +27,56 @@ class Shallow:
 
     Attributes:
         faults: in any order.
-        committed: shards with an index.
-        counts: of the readable shards.
-        readable: shards whose index is sound and whose file is as long as it must be.
+        committed: of each part (see ``schemas.parts``), the number of shards with an index.
+        counts: of the shards whose first file and its index are readable.
+        row_bytes: of the rows in all readable files, over all parts.
+        readable: of each part, the shards whose index is sound and whose file is as long as it
+            must be.
         target_files: names under ``target/`` of the files that are as long as they must be.
     """
 
     faults: list[Fault]
-    committed: int
+    committed: list[int]
     counts: Counts
-    readable: list[int]
+    row_bytes: int
+    readable: list[list[int]]
     target_files: list[str]
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """The same of one shard; ``counts`` is None without a sound index."""
+    """The same of one part of a shard; ``index`` is None unless it is sound."""
 
     faults: list[Fault]
     committed: bool
+    index: pa.Table | None = None
     counts: Counts | None = None
     head_error: float | None = None
     readable: bool = False
 
 
+@dataclass(frozen=True)
+class _Part:
+    paths: CachePaths
+    manifest: Manifest
+    layout: ShardLayout
+
+
 def check_shallow(root: Path, manifest: Manifest) -> Shallow:
     """Check all files of a cache without reading the rows."""
-    paths = CachePaths(root, manifest.num_shards)
-    layout = ShardLayout(manifest.fields, manifest.rows_per_shard)
+    places = [
+        _Part(paths, part, ShardLayout(part.fields, part.rows_per_shard))
+        for paths, part in parts(root, manifest)
+    ]
     with ThreadPoolExecutor(_THREADS) as pool:
-        shards = list(
-            pool.map(lambda i: _check_shard(paths, manifest, layout, i), range(manifest.num_shards))
-        )
-    faults = [fault for shard in shards for fault in shard.faults]
-    counted = [shard for shard in shards if shard.counts is not None]
-    counts = _sum([shard.counts for shard in counted if shard.counts is not None])
-    if manifest.complete and len(counted) == manifest.num_shards:
-        errors = [shard.head_error for shard in counted if shard.head_error is not None]
+        shards = list(pool.map(lambda i: _check_shard(places, i), range(manifest.num_shards)))
+    faults = [fault for files in shards for file in files for fault in file.faults]
+    first = [files[0] for files in shards]
+    counts = _sum([file.counts for file in first if file.counts is not None])
+    if manifest.complete and all(file.counts is not None for file in first):
+        errors = [file.head_error for file in first if file.head_error is not None]
         faults += _check_totals(root, manifest, counts, max(errors, default=None))
+    by_part = list(zip(*shards, strict=True))
     target_files = []
     for name, expected in manifest.target_files.items():
         path = target_dir(root) / name
@@ -80,34 +93,54 @@ def check_shallow(root: Path, manifest: Manifest) -> Shallow:
             target_files.append(name)
     return Shallow(
         faults=faults,
-        committed=sum(shard.committed for shard in shards),
-        counts=_sum([s.counts for s in counted if s.readable and s.counts is not None]),
-        readable=[i for i, shard in enumerate(shards) if shard.readable],
+        committed=[sum(file.committed for file in files) for files in by_part],
+        counts=_sum(_readable(first)),
+        row_bytes=sum(
+            _sum(_readable(files)).tokens
+            * sum(field.token_bytes for field in place.manifest.fields)
+            for place, files in zip(places, by_part, strict=True)
+        ),
+        readable=[[i for i, file in enumerate(files) if file.readable] for files in by_part],
         target_files=target_files,
     )
 
 
-def _check_shard(paths: CachePaths, manifest: Manifest, layout: ShardLayout, shard: int) -> _Shard:
+def _check_shard(places: Sequence[_Part], shard: int) -> list[_Shard]:
+    """All parts of a shard."""
+    found: list[_Shard] = []
+    for place in places:
+        found.append(_check_file(place, shard, found[0].index if found else None))
+    return found
+
+
+def _check_file(place: _Part, shard: int, first: pa.Table | None) -> _Shard:
+    """One part of a shard; an extension against the sound index of the first part as well."""
+    paths, manifest, layout = place.paths, place.manifest, place.layout
+    part = paths.part
     index = paths.index(shard)
     name = str(index.relative_to(paths.root))
     try:
         committed = is_there(index)
     except OSError as error:
-        return _Shard([reading_fault(error, name, shard)], committed=False)
+        return _Shard([reading_fault(error, name, shard, part)], committed=False)
     if not committed:
         if not manifest.complete:
             return _Shard([], committed=False)
-        return _Shard([Fault(name, "missing, so its shard does not count", shard)], committed=False)
+        missing = Fault(name, "missing, so its shard does not count", shard, part=part)
+        return _Shard([missing], committed=False)
     faults: list[Fault] = []
-    counts = head_error = None
+    table = counts = head_error = None
     try:
         table, facts = read_index(paths, manifest, shard)
     except UnreadableError as error:
-        faults.append(unreadable(error, name, shard))
+        faults.append(unreadable(error, name, shard, part))
     except IncompatibleCacheError as error:
-        faults.append(Fault(name, problem_of(error, index), shard))
+        faults.append(Fault(name, problem_of(error, index), shard, part=part))
     else:
         counts, head_error = _count(table), facts["head_error"]
+        if part and first is not None and _rows(table) != _rows(first):
+            other = "its rows are not those of the shard's first index"
+            faults.append(Fault(name, other, shard, part=part))
     data = paths.shard(shard)
     name = str(data.relative_to(paths.root))
     problem = None
@@ -119,10 +152,19 @@ def _check_shard(paths: CachePaths, manifest: Manifest, layout: ShardLayout, sha
             problem = "its header is not the one that the manifest describes"
     except OSError as error:
         readable = False
-        faults.append(reading_fault(error, name, shard))
+        faults.append(reading_fault(error, name, shard, part))
     if problem:
-        faults.append(Fault(name, problem, shard))
-    return _Shard(faults, True, counts, head_error, readable and counts is not None)
+        faults.append(Fault(name, problem, shard, part=part))
+    return _Shard(faults, True, table, counts, head_error, readable and counts is not None)
+
+
+def _readable(files: Iterable[_Shard]) -> list[Counts]:
+    return [file.counts for file in files if file.readable and file.counts is not None]
+
+
+def _rows(table: pa.Table) -> pa.Table:
+    """What the indexes of all parts say alike."""
+    return table.drop_columns(["digests"])
 
 
 def is_there(path: Path) -> bool:
@@ -169,16 +211,16 @@ def _count(table: pa.Table) -> Counts:
     )
 
 
-def _sum(parts: Sequence[Counts]) -> Counts:
+def _sum(some: Sequence[Counts]) -> Counts:
     skipped: Counter[str] = Counter()
-    for part in parts:
-        skipped.update(part.skipped)
+    for counts in some:
+        skipped.update(counts.skipped)
     return Counts(
-        ok=sum(c.ok for c in parts),
+        ok=sum(c.ok for c in some),
         skipped=dict(skipped),
-        tokens=sum(c.tokens for c in parts),
-        image_tokens=sum(c.image_tokens for c in parts),
-        loss_tokens=sum(c.loss_tokens for c in parts),
+        tokens=sum(c.tokens for c in some),
+        image_tokens=sum(c.image_tokens for c in some),
+        loss_tokens=sum(c.loss_tokens for c in some),
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from dspark.schemas.durable import TMP_SUFFIX
 from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest
-from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+from dspark.schemas.parts import parts
+from dspark.schemas.paths import manifest_path, target_dir
 
 
 def strays(root: Path, manifest: Manifest) -> list[str]:
@@ -14,10 +15,10 @@ def strays(root: Path, manifest: Manifest) -> list[str]:
 
     Folders that cannot be listed are passed over.
     """
-    paths = CachePaths(root, manifest.num_shards)
     known = {manifest_path(root), *(target_dir(root) / name for name in manifest.target_files)}
-    for shard in range(manifest.num_shards):
-        known |= {paths.shard(shard), paths.index(shard)}
+    for paths, _ in parts(root, manifest):
+        for shard in range(manifest.num_shards):
+            known |= {paths.shard(shard), paths.index(shard)}
     files = {Path(folder, name) for folder, _, names in os.walk(root) for name in names}
     return [f"{path.relative_to(root)}: {_what(path)}" for path in sorted(files - known)]
 

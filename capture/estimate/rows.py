@@ -6,12 +6,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import pyarrow.compute as pc
 from tqdm import tqdm
 
+from dspark.capture.finish import committed
 from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow
 from dspark.capture.skipped import SkippedKind, counts_by_kind, skipped_kinds
-from dspark.schemas.manifest import Counts
+from dspark.schemas.index import OK, read_index
+from dspark.schemas.manifest import Counts, Manifest
+from dspark.schemas.paths import CachePaths
 
 SAMPLED_ROWS = 256
 _NORMAL_95 = 1.96
@@ -78,6 +83,28 @@ def estimate_rows(
             image_tokens += int(row.image_mask.sum())
             loss_tokens += int(row.loss_mask.sum())
     return extrapolate(rows, lengths, image_tokens, loss_tokens, skipped)
+
+
+def stored_rows(manifest: Manifest, root: Path) -> RowEstimate:
+    """The rows of a finished cache, from its indexes.
+
+    Args:
+        manifest: of its first part.
+        root: the cache.
+    """
+    paths = CachePaths(root, manifest.num_shards)
+    lengths: Counter[int] = Counter()
+    for shard in range(manifest.num_shards):
+        table, _ = read_index(paths, manifest, shard)
+        lengths.update(table.filter(pc.equal(table["status"], OK))["length"].to_pylist())
+    return RowEstimate(
+        rows=manifest.num_samples,
+        read=manifest.num_samples,
+        counts=manifest.counts,
+        relative_error=0.0,
+        skipped=committed(manifest, paths).skipped,
+        lengths=lengths,
+    )
 
 
 def extrapolate(

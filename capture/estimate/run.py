@@ -1,23 +1,27 @@
 """``dspark plan`` from end to end."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from dspark.capture.conversations import open_conversations
+from dspark.capture.conversations import Conversations, open_conversations
 from dspark.capture.disk_room import free_bytes, keeps_holes
 from dspark.capture.estimate.alternatives import Alternative, alternatives, served_drafts
 from dspark.capture.estimate.room import Room
-from dspark.capture.estimate.rows import RowEstimate, estimate_rows
+from dspark.capture.estimate.rows import RowEstimate, estimate_rows, stored_rows
 from dspark.capture.estimate.sizes import ShardSizes, shard_sizes
 from dspark.capture.estimate.speed import Speed, measure_speed
+from dspark.capture.extension.plan import plan_extension
+from dspark.capture.extension.prepare import check_unfinished
+from dspark.capture.extension.request import extension_request
 from dspark.capture.finish import missing_shards
 from dspark.capture.options import CaptureOptions
 from dspark.capture.plan import CapturePlan, plan_capture
 from dspark.capture.prepare import check_out, existing_manifest
-from dspark.capture.rendering.encoded_rows import encode_row
+from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow, encode_row
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.targets.loading import load_target
+from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths, head_path
@@ -38,6 +42,8 @@ class CaptureEstimate:
     obstacle: why a capture into ``--out`` would be refused, or an empty string.
     max_skipped: share of skipped rows above which the finished capture is an error.
     speed: measured, or None.
+    part: 0, or the number of the extension that would be added: ``manifest`` is then that of its
+        files alone.
     """
 
     manifest: Manifest
@@ -51,6 +57,7 @@ class CaptureEstimate:
     obstacle: str
     max_skipped: float
     speed: Speed | None
+    part: int = 0
 
 
 def estimate_capture(
@@ -68,18 +75,14 @@ def estimate_capture(
     """
     if world_size() > 1:
         raise InputError("plan runs in one process; start it without torchrun")
+    if options.extend:
+        return _estimate_extension(options, measure=measure)
     settings = CaptureSettings.check(options)
     conversations = open_conversations(settings.data, settings.rows)
     target = load_target(settings.target, settings.device, settings.target_options)
     plan = plan_capture(settings, target, conversations)
     manifest = plan.manifest
-    encode = partial(
-        encode_row,
-        conversations=conversations,
-        target=target,
-        max_length=manifest.max_length,
-        options=settings.rows,
-    )
+    encode = _encode(plan, target, conversations)
     rows = estimate_rows(manifest.num_samples, encode, exact=exact)
     sizes = shard_sizes(
         manifest.fields,
@@ -96,10 +99,64 @@ def estimate_capture(
         head_bytes=head_bytes,
         served=served_drafts(manifest),
         alternatives=alternatives(settings, manifest, rows, target),
-        room=_room(settings, manifest, rows, sizes, head_bytes),
+        room=_room(settings, plan, rows, sizes, head_bytes),
         obstacle=_obstacle(settings, plan),
         max_skipped=settings.rows.max_skipped,
         speed=measure_speed(plan, target, conversations, encode) if measure else None,
+    )
+
+
+def _estimate_extension(options: CaptureOptions, *, measure: bool) -> CaptureEstimate:
+    """The same of ``--extend``; the rows are known."""
+    request = extension_request(options)
+    settings = request.settings
+    if request.adds_nothing:
+        raise InputError(f"--extend: {settings.out} holds all that was asked for; nothing to do")
+    conversations = open_conversations(settings.data, settings.rows)
+    target = load_target(settings.target, settings.device, settings.target_options)
+    plan = plan_extension(request, target, conversations)
+    manifest = plan.manifest
+    rows = stored_rows(request.manifest.parts[0], settings.out)
+    sizes = shard_sizes(
+        manifest.fields,
+        rows,
+        num_shards=manifest.num_shards,
+        rows_per_shard=manifest.rows_per_shard,
+    )
+    obstacle = ""
+    try:
+        check_out(settings.out)
+        if not settings.overwrite:
+            check_unfinished(request, request.manifest, request.extension(manifest.identity))
+    except InputError as error:
+        obstacle = str(error)
+    encode = _encode(plan, target, conversations)
+    layers = tuple(sorted({*request.manifest.all_layers, *manifest.layers}))
+    return CaptureEstimate(
+        manifest=manifest,
+        layout=conversations.layout,
+        rows=rows,
+        sizes=sizes,
+        head_bytes=0,
+        served=served_drafts(replace(manifest, layers=layers)),
+        alternatives=(),
+        room=_room(settings, plan, rows, sizes, head_bytes=0),
+        obstacle=obstacle,
+        max_skipped=1.0,
+        speed=measure_speed(plan, target, conversations, encode) if measure else None,
+        part=plan.part,
+    )
+
+
+def _encode(
+    plan: CapturePlan, target: Target, conversations: Conversations
+) -> Callable[[int], EncodedRow | SkippedRow]:
+    return partial(
+        encode_row,
+        conversations=conversations,
+        target=target,
+        max_length=plan.manifest.max_length,
+        options=plan.options,
     )
 
 
@@ -115,15 +172,17 @@ def _obstacle(settings: CaptureSettings, plan: CapturePlan) -> str:
 
 def _room(
     settings: CaptureSettings,
-    manifest: Manifest,
+    plan: CapturePlan,
     rows: RowEstimate,
     sizes: ShardSizes,
     head_bytes: int,
 ) -> Room:
     """What the shards take that this capture would still write, by their share of the rows."""
+    manifest = plan.manifest
     shards: Sequence[int] = range(manifest.num_shards)
     if not settings.overwrite:
-        shards = missing_shards(manifest, CachePaths(settings.out, manifest.num_shards))
+        paths = CachePaths(settings.out, manifest.num_shards, plan.part)
+        shards = missing_shards(manifest, paths)
     if settings.only is not None:
         shards = sorted({*shards} & {*settings.only})
     share = sum(len(manifest.rows_of(shard)) for shard in shards) / manifest.num_samples

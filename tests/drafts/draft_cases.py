@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.schemas.manifest import Manifest, TargetFacts
+from dspark.train_from_cache.drafts.dflash import DFlashConfig, DFlashDraft
 from dspark.train_from_cache.drafts.dspark import DSparkConfig, DSparkDraft
 from dspark.train_from_cache.drafts.msd import MSDConfig, MSDDraft
 from dspark.train_from_cache.target_head import TargetHead
@@ -46,6 +47,24 @@ def dspark(seed: int = 0, **config: object) -> DSparkDraft:
         **config,
     }
     draft = DSparkDraft(DSparkConfig(**entries)).double()
+    randomise(draft, seed)
+    return draft
+
+
+def dflash(seed: int = 0, *, bias: bool = True, **config: object) -> DFlashDraft:
+    """A float64 DFlash draft of two layers and blocks of four, with a head that has a bias."""
+    entries = {
+        **DIMS,
+        "num_hidden_layers": 2,
+        "block_size": 4,
+        "mask_token_id": 12,
+        "target_layer_ids": list(LAYERS),
+        "num_target_layers": 6,
+        "num_anchors": 64,
+        **config,
+    }
+    draft = DFlashDraft(DFlashConfig(**entries)).double()
+    draft.attach_head(head(seed + 1, bias=bias))
     randomise(draft, seed)
     return draft
 

@@ -15,11 +15,9 @@ from dspark.train_from_cache.drafts.msd import MSDDraft
 
 
 def test_drafts_are_found_by_name_without_loading_torch():
-    assert {arch: draft_class(arch).arch for arch in ARCHITECTURES} == {
-        "dspark": "dspark",
-        "msd": "msd",
-    }
-    with pytest.raises(InputError, match="--arch eagle9: no such draft; choose from dspark, msd"):
+    assert {"dflash", "dspark", "msd"} <= set(ARCHITECTURES)
+    assert [draft_class(arch).arch for arch in ARCHITECTURES] == list(ARCHITECTURES)
+    with pytest.raises(InputError, match="--arch eagle9: no such draft; choose from .*dspark"):
         draft_class("eagle9")
     code = "import dspark.train_from_cache.drafts, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

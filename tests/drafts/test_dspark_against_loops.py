@@ -10,14 +10,15 @@ from oracle_parts import double_weights
 from dspark.train_from_cache.batch import Anchors, supervised_anchors
 from dspark.train_from_cache.draft_parts import slot_losses
 from dspark.train_from_cache.draft_parts.block_anchors import supervised_prefix
-from dspark.train_from_cache.metrics import Meter, eval_mask
+from dspark.train_from_cache.draft_parts.row_random import RowRandom
+from dspark.train_from_cache.metrics import Meter, accepted, eval_mask
 from dspark.train_from_cache.teacher import Teacher
 
 HEADS = ("vanilla", "gated", "rnn")
 
 
 def losses(draft, batch):
-    return draft(batch, Teacher(batch, head()), torch.Generator().manual_seed(0))
+    return draft(batch, Teacher(batch, head()), RowRandom(0, 0, batch["sample"]))
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -72,7 +73,7 @@ def test_hidden_states_predictions_confidence_and_tau(kind):
         torch.testing.assert_close(hidden, torch.stack(block.hidden), atol=1e-6, rtol=0)
 
     logits = draft.predict(batch, anchors)
-    confidence = draft.confidence(batch, anchors)
+    confidence = torch.sigmoid(draft.confidence_logits(batch, anchors))
     teacher = Teacher(batch, head())
     position = anchors.position[:, None] + torch.arange(draft.depth)
     q = teacher.logits(anchors.row[:, None].expand(-1, draft.depth), position.clamp(max=11))
@@ -83,7 +84,8 @@ def test_hidden_states_predictions_confidence_and_tau(kind):
         want = torch.sigmoid(torch.stack(block.confidence))
         torch.testing.assert_close(confidence[i], want, atol=1e-6, rtol=0)
     meter = Meter(draft.depth)
-    meter.update(logits, q, mask, torch.zeros(len(anchors), dtype=torch.bool))
+    nowhere = torch.zeros(len(anchors), dtype=torch.bool)
+    meter.update(accepted(logits, q, mask), mask, nowhere, nowhere)
     assert meter.result()["tau"] == pytest.approx(oracle.tau(batch, rounds), abs=1e-6)
 
 
@@ -157,7 +159,7 @@ def test_anchors_are_not_spent_on_tokens_whose_next_is_not_supervised():
     batch["loss_mask"].zero_()
     batch["loss_mask"][0, [0, 2, 4, 6, 9, 10]] = 1  # 9 is the only anchor
     for seed in range(8):
-        got = draft(batch, Teacher(batch, head()), torch.Generator().manual_seed(seed))
+        got = draft(batch, Teacher(batch, head()), RowRandom(seed, 0, batch["sample"]))
         assert got["ce"].denominator.item() == 1.0
 
 

@@ -9,6 +9,7 @@ from oracle_parts import double_weights
 from torch import nn
 
 from dspark.train_from_cache.batch import Anchors
+from dspark.train_from_cache.draft_parts.row_random import RowRandom
 from dspark.train_from_cache.teacher import Teacher
 
 
@@ -17,8 +18,8 @@ def head_weights(draft):
 
 
 def run(draft, batch, teacher_batch=None, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return draft(batch, Teacher(teacher_batch or batch, head()), generator)
+    random = RowRandom(seed, 0, batch["sample"])
+    return draft(batch, Teacher(teacher_batch or batch, head()), random)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -71,6 +72,7 @@ def test_a_batch_worked_by_hand():
         "inputs_embeds": ramp,
         "last_hidden_state": ramp / 10,
         "logits": torch.zeros(1, length, 13),
+        "sample": torch.zeros(1, dtype=torch.int64),
     }
     # Slot 2: token 3 is a picture's, so its input is E[3] = 4; it should be g[3] = 0.4: 3.6 - 0.5.
     # Slot 3: token 4 is text: E[4] + 10 g[3] = 5 + 4 = 9; it should be g[4] = 0.5: 8.5 - 0.5.
@@ -78,7 +80,7 @@ def test_a_batch_worked_by_hand():
     assert float(got.denominator) == 2
     assert float(got.numerator.detach()) == pytest.approx(3.1 + 8.0, abs=1e-5)
 
-    zero_tail = draft._inputs(batch, torch.zeros(1, length, size, dtype=torch.float64))
+    zero_tail = draft._slots(batch, torch.zeros(1, length, size, dtype=torch.float64)).inputs
     assert zero_tail[0, :, 0].tolist() == [2, 3, 4, 5, 0]
 
 
@@ -104,9 +106,9 @@ def test_noise_moves_the_input_features_in_training_alone():
     clean = run(quiet, batch)["smooth_l1"].numerator
     assert run(noisy, batch)["smooth_l1"].numerator == clean
     noisy.train()
-    shape = batch["last_hidden_state"].shape
-    uniform = torch.rand(shape, generator=torch.Generator().manual_seed(5))
-    shifted = batch["last_hidden_state"] + (uniform - 0.5) * 0.2 * 512 / 12
+    uniform = RowRandom(5, 0, batch["sample"]).uniform(12, 8)
+    scale = torch.tensor([12, 9])[:, None, None]
+    shifted = batch["last_hidden_state"] + (uniform - 0.5) * 0.2 * 512 / scale
     want = oracle.loss_means(
         double_weights(noisy), head_weights(noisy), batch, shifted, batch["last_hidden_state"]
     )

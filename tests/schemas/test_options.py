@@ -19,7 +19,8 @@ from dspark.schemas.options import checked
         ("layers", [0, 1], r"--layers \[0, 1\]: must be text"),
         ("shards", "2", "--shards '2': must be a whole number"),
         ("shards", True, "--shards True: must be a whole number"),
-        ("shards", None, "--shards None: must be a whole number"),
+        ("batch_tokens", "9", "--batch-tokens '9': must be a whole number"),
+        ("overlong", "cut", "--overlong cut: choose skip or truncate"),
         ("limit", 2.5, "--limit 2.5: must be a whole number"),
         ("max_skipped", "0.1", "--max-skipped '0.1': must be a number"),
         ("fsdp", 1, "--fsdp 1: must be True or False"),
@@ -33,6 +34,22 @@ def test_other_types_are_one_sentence(name: str, value: Any, words: str) -> None
         checked(replace(CaptureOptions(2), **{name: value}))
     with pytest.raises(dspark.InputError, match=f"^{words}"):
         dspark.capture(**({"shards": 2} | {name: value}))
+
+
+def test_what_is_only_left_out_with_extend() -> None:
+    assert checked(CaptureOptions()).shards is None
+    with pytest.raises(InputError, match="^--shards: say into how many"):
+        dspark.capture()
+    options: dict[str, Any]
+    for options, words in (
+        ({"out": ""}, "--out is empty"),
+        ({"shards": "2"}, "--shards '2': must be a whole number"),
+        ({"layers": [0]}, r"--layers \[0\]: must be text"),
+    ):
+        with pytest.raises(InputError, match=f"^{words}"):
+            dspark.capture(extend=True, **options)
+    with pytest.raises(InputError, match="^--extend 1: must be True or False"):
+        dspark.capture(2, extend=1)  # type: ignore[arg-type]
 
 
 def test_paths_and_the_numbers_of_numpy_are_taken() -> None:

@@ -50,11 +50,11 @@ for out, (module, name, fatal) in zip(outs, moments):
 
 # The call that kills, and the step whose state must be there afterwards.
 MOMENTS: dict[str, tuple[tuple[str, str, int], int | None]] = {
-    "before the first state": (("loop", "step_generator", 3), None),
-    "in an update": (("loop", "step_generator", 13), 10),
+    "before the first state": (("loop", "step_random", 3), None),
+    "in an update": (("loop", "step_random", 13), 10),
     "while a state is published": (("checkpoint", "publish", 2), 5),
     "while the model is published": (("outputs", "make_durable", 2), 18),
-    "in the last evaluation": (("train", "evaluate", 2), 18),
+    "in the last evaluation": (("train", "evaluate_together", 2), 18),
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from synthetic_cache import VOCAB, write_cache
 from torch import Tensor
 
 from dspark.train_from_cache.batch import Anchors, Batch, supervised_anchors
-from dspark.train_from_cache.metrics import Meter, eval_mask
+from dspark.train_from_cache.metrics import Meter, accepted, eval_mask
 
 
 def softmax(logits: Tensor) -> list[float]:
@@ -26,6 +27,50 @@ def batch_of(lengths: list[int], density: float, generator: torch.Generator) -> 
     length = torch.tensor(lengths)
     mask &= torch.arange(max(lengths)) < length[:, None]
     return {"loss_mask": mask.to(torch.uint8), "length": length}
+
+
+def ratio(total: float, count: float) -> float | None:
+    return total / count if count else None
+
+
+def one_group(rounds: list[list[tuple[float, bool]]], depth: int) -> dict[str, Any]:
+    """The metrics of rounds, each the (α, g) of its supervised tokens, by loops."""
+    result: dict[str, Any] = {
+        "anchors": len(rounds),
+        "agreement": ratio(sum(tokens[0][1] for tokens in rounds), len(rounds)),
+    }
+    for which, kind in enumerate(("", "_greedy")):
+        tau = 0.0
+        for name in ("acceptance", "conditional", "prefix"):
+            result[name + kind] = [None] * depth
+        for k in range(depth):
+            slots, accept, earlier, through = 0, 0.0, 0.0, 0.0
+            for tokens in rounds:
+                if k >= len(tokens):
+                    continue
+                product = 1.0
+                for j in range(k):
+                    product *= tokens[j][which]
+                slots += 1
+                accept += tokens[k][which]
+                earlier += product
+                through += product * tokens[k][which]
+            tau += through
+            result["acceptance" + kind][k] = ratio(accept, slots)
+            result["conditional" + kind][k] = ratio(through, earlier)
+            result["prefix" + kind][k] = ratio(through, slots)
+        result[f"tau{kind}_without_bonus"] = ratio(tau, len(rounds))
+        result["tau" + kind] = ratio(tau + len(rounds), len(rounds))
+    return result
+
+
+def assert_close(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        many = isinstance(value, list)
+        pairs = zip(result[name], value, strict=True) if many else [(result[name], value)]
+        for got, want in pairs:
+            assert got == (None if want is None else pytest.approx(want, abs=1e-6)), name
 
 
 @settings(max_examples=40, deadline=None)
@@ -46,64 +91,90 @@ def test_sums_equal_a_plain_loop(
     p = torch.randn(n, depth, vocab, generator=generator)
     q = torch.randn(n, depth, vocab, generator=generator)
     q[..., 1] = -torch.inf  # as a top-k teacher has it
-    grounded = torch.rand(n, generator=generator) < 0.5
+    same = torch.rand(n, depth, generator=generator) < 0.4
+    p[same] = q[same] + 0.3 * p[same]  # so that some are accepted in a row
+    has_picture = torch.rand(len(lengths), generator=generator) < 0.5
+    picture = has_picture[anchors.row]
+    grounded = (torch.rand(n, generator=generator) < 0.5) & picture
 
-    meter = Meter(depth)
-    for start in range(0, n, chunk):
+    whole, parts = Meter(depth), [Meter(depth), Meter(depth)]
+    for i, start in enumerate(range(0, n, chunk)):
         part = slice(start, start + chunk)
         mask = eval_mask(batch, Anchors(anchors.row[part], anchors.position[part]), depth)
-        meter.update(p[part], q[part], mask, grounded[part])
-    result = meter.result()
+        accept = accepted(p[part], q[part], mask)
+        for meter in (whole, parts[i % 2]):
+            meter.update(accept, mask, picture[part], grounded[part])
 
-    accepted, slots = [0.0] * depth, [0] * depth
-    tau = greedy = agree = agree_grounded = 0.0
-    count = 0
+    rounds: list[list[tuple[float, bool]]] = []
+    rows: list[int] = []
     for row, length in enumerate(lengths):
         m = batch["loss_mask"][row].tolist()
         for a in range(length - 1):
             if not (m[a] and m[a + 1]):
                 continue
-            product, matches = 1.0, 1.0
-            tau, greedy = tau + 1, greedy + 1
+            tokens = []
             for k in range(depth):
                 if a + 1 + k >= length or not m[a + 1 + k]:
                     break
-                draft, teacher = softmax(p[count, k]), softmax(q[count, k])
+                draft, teacher = softmax(p[len(rounds), k]), softmax(q[len(rounds), k])
                 distance = sum(abs(x - y) for x, y in zip(draft, teacher, strict=True))
                 match = draft.index(max(draft)) == teacher.index(max(teacher))
-                accepted[k] += 1 - 0.5 * distance
-                slots[k] += 1
-                product *= 1 - 0.5 * distance
-                matches *= match
-                tau, greedy = tau + product, greedy + matches
-                if k == 0:
-                    agree += match
-                    agree_grounded += match and bool(grounded[count])
-            count += 1
-    assert count == n == result["anchors"]
-    assert result["grounded_anchors"] == int(grounded.sum())
-    expected = {
-        "tau": tau / n if n else None,
-        "tau_greedy": greedy / n if n else None,
-        "agreement": agree / n if n else None,
-        "agreement_grounded": agree_grounded / int(grounded.sum()) if grounded.any() else None,
+                tokens.append((1 - 0.5 * distance, match))
+            rounds.append(tokens)
+            rows.append(row)
+    assert len(rounds) == n
+    groups = {
+        "picture": [r for r, row in zip(rounds, rows, strict=True) if has_picture[row]],
+        "grounded": [r for r, yes in zip(rounds, grounded.tolist(), strict=True) if yes],
+        "text": [r for r, row in zip(rounds, rows, strict=True) if not has_picture[row]],
     }
-    for name, value in expected.items():
-        assert result[name] == (None if value is None else pytest.approx(value, abs=1e-6)), name
-    for k in range(depth):
-        mean = accepted[k] / slots[k] if slots[k] else None
-        assert result["acceptance"][k] == (None if mean is None else pytest.approx(mean, abs=1e-6))
+    result = whole.result()
+    for name, members in groups.items():
+        assert_close(result.pop(name), one_group(members, depth))
+    on_grounded = one_group(groups["grounded"], depth)
+    expected = {
+        **one_group(rounds, depth),
+        "agreement_grounded": on_grounded["agreement"],
+        "grounded_anchors": on_grounded["anchors"],
+    }
+    assert_close(result, expected)
+
+    parts[0].totals += parts[1].totals
+    torch.testing.assert_close(parts[0].totals, whole.totals)
+
+
+def test_one_round_by_hand() -> None:
+    """α = 0.5, 0.8 and 0.25, of which the third token is not supervised; g = 1 and 0."""
+    meter, mask = Meter(3), torch.tensor([[True, True, False]])
+    accept = torch.tensor([[[0.5, 0.8, 0.0], [1.0, 0.0, 0.0]]], dtype=torch.float64)
+    meter.update(accept, mask, torch.tensor([True]), torch.tensor([False]))
+    result = meter.result()
+    assert result["acceptance"] == [0.5, 0.8, None]
+    assert result["conditional"] == [0.5, 0.8, None]
+    assert result["prefix"] == [0.5, 0.4, None]
+    assert (result["tau"], result["tau_without_bonus"]) == pytest.approx((1.9, 0.9))
+    assert result["conditional_greedy"] == result["prefix_greedy"] == [1, 0, None]
+    assert (result["tau_greedy"], result["tau_greedy_without_bonus"]) == (2, 1)
+    assert result["picture"]["tau"] == result["tau"]
+    assert result["text"]["tau"] is result["grounded"]["tau"] is None
+    assert result["text"]["acceptance"] == [None, None, None]
+
+
+def nowhere(n: int) -> Tensor:
+    return torch.zeros(n, dtype=torch.bool)
 
 
 def test_a_draft_equal_to_its_target_has_the_longest_rounds() -> None:
     logits = torch.randn(3, 4, 9)
     meter = Meter(4)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
-    meter.update(logits, logits, mask, torch.tensor([True, False, False]))
+    first = torch.tensor([True, False, False])
+    meter.update(accepted(logits, logits, mask), mask, first, first)
     result = meter.result()
     assert result["tau"] == pytest.approx((5 + 3 + 2) / 3)
     assert result["tau_greedy"] == pytest.approx((5 + 3 + 2) / 3)
-    assert result["acceptance"] == pytest.approx([1, 1, 1, 1])
+    for name in ("acceptance", "conditional", "prefix"):
+        assert result[name] == result[f"{name}_greedy"] == pytest.approx([1, 1, 1, 1])
     assert result["agreement"] == result["agreement_grounded"] == 1
 
 
@@ -111,10 +182,10 @@ def test_arbitrary_numbers_outside_the_mask_do_not_matter() -> None:
     p, q = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
     clean, dirty = Meter(3), Meter(3)
-    clean.update(p, q, mask, torch.zeros(2))
+    clean.update(accepted(p, q, mask), mask, nowhere(2), nowhere(2))
     p, q = p.clone(), q.clone()
     p[~mask], q[~mask] = torch.nan, torch.inf
-    dirty.update(p, q, mask, torch.zeros(2))
+    dirty.update(accepted(p, q, mask), mask, nowhere(2), nowhere(2))
     assert clean.result() == dirty.result()
 
 

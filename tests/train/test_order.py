@@ -19,7 +19,8 @@ def plan(**changes: object) -> Plan:
     options = {
         "arch": "msd", "steps": 20, "batch_size": 4, "lr": 1e-3, "warmup": 0.0, "seed": 0,
         "eval_fraction": 0.1, "curriculum": False, "zero_hidden_states": False,
-        "save_every": 10, "log_every": 10,
+        "save_every": 10, "log_every": 10, "accumulate": 1, "ema": None, "compile": False,
+        "init_from": None,
     }  # fmt: skip
     return Plan(**{**options, **changes})  # type: ignore[arg-type]
 

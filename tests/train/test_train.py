@@ -21,6 +21,7 @@ from dspark.schemas.shard_layout import ShardLayout
 from dspark.train_from_cache import checkpoint, loop, train
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
 from dspark.train_from_cache.cache import ok_rows, open_cache
+from dspark.train_from_cache.draft_parts.row_random import RowRandom
 from dspark.train_from_cache.drafts import draft_class
 from dspark.train_from_cache.split import split_rows
 from dspark.train_from_cache.teacher import Teacher
@@ -126,11 +127,11 @@ class Recorder:
 
         class Recorded(draft_class("msd")):  # type: ignore[misc]
             def forward(
-                self, batch: Batch, teacher: Teacher, generator: torch.Generator
+                self, batch: Batch, teacher: Teacher, random: RowRandom
             ) -> dict[str, LossTerm]:
                 recorder.inputs.append({k: v.clone() for k, v in batch.items()})
                 recorder.hidden.append(teacher.hidden.clone())
-                return super().forward(batch, teacher, generator)
+                return super().forward(batch, teacher, random)
 
             def predict(self, batch: Batch, anchors: Anchors) -> Tensor:
                 recorder.inputs.append({k: v.clone() for k, v in batch.items()})
@@ -157,19 +158,19 @@ def test_a_stop_saves_the_state_after_the_update_under_way(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     fit(cache, tmp_path / "whole", "dspark")
-    real = loop.step_generator
+    real = loop.step_random
 
-    def interrupting(seed: int, step: int) -> torch.Generator:
+    def interrupting(seed: int, step: int, batch: Batch) -> RowRandom:
         if step == 6:
             os.kill(os.getpid(), how)
-        return real(seed, step)
+        return real(seed, step, batch)
 
     handler = signal.getsignal(how)
     with (
         monkeypatch.context() as patch,
         pytest.raises(StoppedError, match="after step 7") as stopped,
     ):
-        patch.setattr(loop, "step_generator", interrupting)
+        patch.setattr(loop, "step_random", interrupting)
         fit(cache, tmp_path / "out", "dspark")
     assert signal.getsignal(how) is handler
     assert stopped.value.exit_code == 128 + how
@@ -301,15 +302,15 @@ def test_one_training_at_a_time_works_in_a_folder(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    real = train.evaluate
+    real = train.evaluate_together
 
-    def meanwhile(*args: Any, **options: Any) -> dict[str, Any]:
+    def meanwhile(*args: Any, **options: Any) -> list[dict[str, Any]]:
         for resume in (False, True):
             with pytest.raises(InputError, match="another process is training here"):
                 fit(cache, out, resume=resume)
         return real(*args, **options)
 
-    monkeypatch.setattr(train, "evaluate", meanwhile)
+    monkeypatch.setattr(train, "evaluate_together", meanwhile)
     fit(cache, out)
     monkeypatch.undo()
     assert fit(cache, out, resume=True).already_finished
@@ -379,12 +380,15 @@ def test_a_missing_field_is_named_before_anything_is_written(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_several_processes_are_refused(
+def test_processes_that_are_alone_are_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(InputError, match="--fsdp .* this is one"):
+        fit(cache, tmp_path / "out", fsdp=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="several processes"):
+    with pytest.raises(InputError, match="WORLD_SIZE is 2, but .* start them with torchrun"):
         fit(cache, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_is_a_few_plain_lines_where_there_is_no_terminal(

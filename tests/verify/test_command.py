@@ -87,6 +87,7 @@ def test_many_faults_are_cut_in_text_and_whole_in_json(cache: Path, run_dspark: 
         "shard": 0,
         "sample": 0,
         "field": "attention_mask",
+        "part": 0,
     }
 
 

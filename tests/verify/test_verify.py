@@ -218,7 +218,7 @@ def test_a_row_longer_than_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_shard_that_goes_away_meanwhile_is_one_fault(cache: Path) -> None:
     paths, manifest = CachePaths(cache, 3), read_manifest(cache)
     found = check_shallow(cache, manifest)
-    assert found.readable == [0, 1, 2]
+    assert found.readable == [[0, 1, 2]]
     paths.shard(1).unlink()
     faults = check_contents(cache, manifest, found.readable, [], lambda size: None)
     assert {str(fault) for fault in faults} == {

@@ -34,17 +34,34 @@ class AttentionProjections(nn.Module):
         config: with ``hidden_size``, ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``
             and ``attention_bias``.
         output_bias: whether the output has a bias.
+        input_size: width of what queries, keys and values are made of; ``hidden_size`` by default.
     """
 
-    def __init__(self, config: PreTrainedConfig, output_bias: bool) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, output_bias: bool, input_size: int | None = None
+    ) -> None:
         super().__init__()
         hidden, self.head_dim = config.hidden_size, config.head_dim
+        input_size = input_size or hidden
         width = config.num_attention_heads * self.head_dim
         kv_width = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden, width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(hidden, kv_width, bias=config.attention_bias)
+        self.q_proj = nn.Linear(input_size, width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(input_size, kv_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(input_size, kv_width, bias=config.attention_bias)
         self.o_proj = nn.Linear(width, hidden, bias=output_bias)
+
+
+class RotaryProjections(AttentionProjections):
+    """The same with rotary positions. Slots are ``[B, n, input_size]``."""
+
+    def query(self, slots: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """``[B, heads, n, D]``."""
+        return rotate(split_heads(self.q_proj(slots), self.head_dim), rotary)
+
+    def key_value(self, slots: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """``[B, kv_heads, n, D]`` each."""
+        value = split_heads(self.v_proj(slots), self.head_dim)
+        return rotate(split_heads(self.k_proj(slots), self.head_dim), rotary), value
 
 
 def at_least_float32(x: Tensor) -> Tensor:

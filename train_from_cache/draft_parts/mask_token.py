@@ -24,6 +24,6 @@ def choose_mask_token(target: TargetFacts) -> int:
     if pad is not None and pad < rows and pad not in target.eos_token_ids:
         return pad
     raise InputError(
-        "--arch dspark: the target's embedding table has no spare row and its padding token ends "
-        "turns; choose an id that answers never contain with -c mask_token_id=ID"
+        "the draft needs an id that answers never contain, but the target's embedding table has no "
+        "spare row and its padding token ends turns; choose one with -c mask_token_id=ID"
     )

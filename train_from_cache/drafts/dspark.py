@@ -27,19 +27,21 @@ from transformers import initialization as init
 
 from dspark.schemas.draft_layers import draft_layers
 from dspark.schemas.errors import InputError
-from dspark.schemas.layers import hidden_state_key
 from dspark.schemas.manifest import Manifest
 from dspark.train_from_cache.batch import Anchors, Batch, LossTerm
-from dspark.train_from_cache.draft_parts.block_anchors import draw_anchors, supervised_prefix, take
-from dspark.train_from_cache.draft_parts.dflash_backbone import BlockDraft
+from dspark.train_from_cache.draft_parts.block_anchors import draw_blocks, supervised_prefix, take
+from dspark.train_from_cache.draft_parts.dflash_backbone import (
+    BlockDraft,
+    block_entries,
+    block_fields,
+)
 from dspark.train_from_cache.draft_parts.layers import at_least_float32, init_matrix
 from dspark.train_from_cache.draft_parts.markov_head import HEAD_TYPES, make_markov_head
-from dspark.train_from_cache.draft_parts.mask_token import choose_mask_token
-from dspark.train_from_cache.draft_parts.overrides import apply_overrides, at_least, one_of
+from dspark.train_from_cache.draft_parts.overrides import at_least, one_of
 from dspark.train_from_cache.draft_parts.packed_anchors import pack_anchors
+from dspark.train_from_cache.draft_parts.row_random import RowRandom
 from dspark.train_from_cache.draft_parts.shared_weights import copy_embeddings, copy_head
 from dspark.train_from_cache.draft_parts.slot_losses import sum_over_slots
-from dspark.train_from_cache.draft_parts.target_dims import check_dims, target_dims
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
 
@@ -112,8 +114,7 @@ class DSparkDraft(BlockDraft):
 
     @classmethod
     def config_from_cache(cls, manifest: Manifest, overrides: dict[str, Any]) -> DSparkConfig:
-        target = manifest.target
-        fresh = DSparkConfig(num_target_layers=target.num_layers)
+        fresh = DSparkConfig(num_target_layers=manifest.target.num_layers)
         names = (
             *("block_size", "num_anchors", "target_layer_ids", "loss_gamma"),
             *("markov_rank", "markov_head_type"),
@@ -121,36 +122,17 @@ class DSparkDraft(BlockDraft):
             *("ce_weight", "l1_weight", "confidence_weight"),
         )
         defaults = {name: getattr(fresh, name) for name in names}
-        defaults |= {"num_hidden_layers": 5, "mask_token_id": -1, **target_dims(manifest)}
-        entries = apply_overrides(cls.arch, defaults, overrides)
-        at_least(entries, dict.fromkeys(("block_size", "num_anchors", "markov_rank"), 1))
-        at_least(entries, {"num_hidden_layers": 1, "loss_gamma": 1e-3})
+        entries = block_entries(cls.arch, manifest, defaults, overrides)
+        at_least(entries, {"markov_rank": 1, "loss_gamma": 1e-3})
         at_least(entries, dict.fromkeys(("ce_weight", "l1_weight", "confidence_weight"), 0))
         one_of(entries, "markov_head_type", HEAD_TYPES)
-        check_dims(entries)
-        _check_layers(entries["target_layer_ids"], target.num_layers)
-        if "mask_token_id" not in overrides:
-            entries["mask_token_id"] = choose_mask_token(target)
-        elif not 0 <= entries["mask_token_id"] < target.vocab_size:
-            raise InputError(
-                f"-c mask_token_id={entries['mask_token_id']}: must be an id of the target's "
-                f"vocabulary, 0 to {target.vocab_size - 1}"
-            )
-        return DSparkConfig(
-            num_target_layers=target.num_layers,
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-            eos_token_id=target.eos_token_ids,
-            pad_token_id=target.pad_token_id,
-            **entries,
-        )
+        return DSparkConfig(**entries)
 
     # ── needed fields ──
 
     @classmethod
     def needed_fields(cls, config: DSparkConfig) -> list[str]:
-        layers = config.target_layer_ids or []
-        return ["input_ids", "attention_mask", "loss_mask", *map(hidden_state_key, layers)]
+        return block_fields(config)
 
     # ── module ──
 
@@ -185,6 +167,10 @@ class DSparkDraft(BlockDraft):
         copy_head(self.lm_head, head.weight)
 
     @property
+    def embeddings(self) -> Tensor:
+        return self.embed_tokens.weight
+
+    @property
     def depth(self) -> int:
         return int(self.config.block_size)
 
@@ -200,22 +186,17 @@ class DSparkDraft(BlockDraft):
     def _logits(self, hidden: Tensor, latents: Tensor) -> Tensor:
         return at_least_float32(self.lm_head(hidden) + self.markov_head.bias(latents))
 
-    def _confidence_logits(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+    def _confidence(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         if self.config.confidence_head_with_markov:
             hidden = torch.cat([hidden, embedded], -1)
         return at_least_float32(self.confidence_head["proj"](hidden)).squeeze(-1)
 
     # ── loss ──
 
-    def forward(
-        self, batch: Batch, teacher: Teacher, generator: torch.Generator
-    ) -> dict[str, LossTerm]:
+    def forward(self, batch: Batch, teacher: Teacher, random: RowRandom) -> dict[str, LossTerm]:
         config = self.config
         mask = batch["loss_mask"].bool()
-        candidates = F.pad(mask[:, :-1] & mask[:, 1:], (0, 1))
-        # Accelerators want one shape for all steps, the CPU the least work.
-        trim = mask.device.type == "cpu"
-        anchor, keep = draw_anchors(candidates, config.num_anchors, generator, trim=trim)
+        anchor, keep = draw_blocks(mask, config.num_anchors, random)
         hidden, embedded, latents = self._slots(batch, anchor, keep)
         supervised = supervised_prefix(mask, anchor, keep, self.depth)
         row, block, k = slot = torch.nonzero(supervised, as_tuple=True)
@@ -240,7 +221,7 @@ class DSparkDraft(BlockDraft):
             terms = [ce, l1]
             if config.enable_confidence_head:
                 accepted = 1 - 0.5 * l1.detach()
-                logits = self._confidence_logits(hidden, embedded)
+                logits = self._confidence(hidden, embedded)
                 terms.append(
                     F.binary_cross_entropy_with_logits(
                         logits, accepted.to(logits.dtype), reduction="none"
@@ -268,27 +249,9 @@ class DSparkDraft(BlockDraft):
         return self._logits(packed.unpack(hidden), packed.unpack(latents))
 
     @torch.no_grad()
-    def confidence(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """The acceptance rate that the confidence head expects of each proposal of ``predict``.
-
-        Returns:
-            float32 ``[n, K]``, between 0 and 1.
-
-        Raises:
-            InputError: the draft has no confidence head.
-        """
+    def confidence_logits(self, batch: Batch, anchors: Anchors) -> Tensor | None:
         if not self.config.enable_confidence_head:
-            raise InputError("this DSpark draft was trained with enable_confidence_head=false")
+            return None
         packed = pack_anchors(anchors, len(batch["input_ids"]))
         hidden, embedded, _ = self._slots(batch, packed.position, packed.keep)
-        logits = self._confidence_logits(packed.unpack(hidden), packed.unpack(embedded))
-        return torch.sigmoid(logits)
-
-
-def _check_layers(layers: list[int], num_layers: int) -> None:
-    last = num_layers - 2
-    if not layers or not all(-1 <= k <= last for k in layers):
-        raise InputError(
-            f"-c target_layer_ids={layers}: the target has {num_layers} decoder layers; name some "
-            f"of -1 (what layer 0 receives) to {last}"
-        )
+        return self._confidence(packed.unpack(hidden), packed.unpack(embedded))
