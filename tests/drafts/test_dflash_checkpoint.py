@@ -227,6 +227,8 @@ def test_it_learns_from_the_cache_alone(tmp_path):
 
 def test_a_cache_without_its_layers_is_refused_before_anything_is_written(tmp_path):
     cache = write_cache(tmp_path / "cache", layers=(0, 1))
-    with pytest.raises(IncompatibleCacheError, match=r"needs hidden_states\.2.*capture --extend --drafts dflash"):
+    with pytest.raises(
+        IncompatibleCacheError, match=r"needs hidden_states\.2.*capture --extend --drafts dflash"
+    ):
         fit(cache, tmp_path / "out")
     assert not (tmp_path / "out").exists()
