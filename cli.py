@@ -140,12 +140,40 @@ def train_draft_command(
             show_default=False,
         ),
     ] = None,
+    ttt_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="eagle3: steps of training-time test, and tokens of a round.", show_default="7"
+        ),
+    ] = None,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            help="eagle3: the most frequent tokens that the draft knows.",
+            show_default="32000, or the target's if smaller",
+        ),
+    ] = None,
+    image_embeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="merged|token",
+            help="eagle3: what the server will feed at picture positions.",
+            show_default="merged",
+        ),
+    ] = None,
 ) -> None:
     """Train drafts from a cache; the target is never opened."""
     from dspark.reports import training as report
     from dspark.train_from_cache.train import train_draft, train_drafts
 
-    config = dict(_key_value(entry) for entry in draft_config or [])
+    config: dict[str, Any] = dict(_key_value(entry) for entry in draft_config or [])
+    for key, value in (
+        ("ttt_steps", ttt_steps),
+        ("draft_vocab_size", draft_vocab_size),
+        ("image_embeds", image_embeds),
+    ):
+        if value is not None:
+            config[key if len(arch) == 1 else f"eagle3.{key}"] = value
     given: dict[str, Any] = {**vars(options), "draft_config": config}
     if len(arch) == 1:
         results = [train_draft(cache=cache, arch=arch[0], out=out, **given)]

@@ -1,10 +1,12 @@
 """Real file systems that are small, can be lost, or fail; a test without the right is skipped."""
 
 import fcntl
+import gc
 import os
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,4 +60,16 @@ def ext4(point: Path, size: int, *options: str) -> Iterator[Callable[[], None]]:
     try:
         yield fail
     finally:
+        gc.collect()  # an open file, kept by an error's traceback, would keep the failed disk
         unmount(point)
+        _wait_until_free(image)
+
+
+def _wait_until_free(image: Path) -> None:
+    """A lazy unmount ends later; mounted before that, the same failed disk would come back."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        used = subprocess.run(["losetup", "-j", str(image)], capture_output=True, text=True)
+        if not used.stdout.strip():
+            return
+        time.sleep(0.05)
