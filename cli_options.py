@@ -13,6 +13,8 @@ import typer
 from dspark.schemas.errors import InputError
 from dspark.schemas.options import Help, choices_of, option_name
 
+_ENTRIES = "dspark.config.entries"
+
 
 def options_of(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the fields of ``kind`` as options, ``--config`` and ``--print-config``.
@@ -24,8 +26,10 @@ def options_of(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = _parameters(kind)
 
-        def command(**given: Any) -> None:
+        def command(context: typer.Context, **given: Any) -> None:
             del given["config"]
+            for name, entries in context.meta.get(_ENTRIES, {}).items():
+                given[name] = [*entries, *(given[name] or ())]
             if given.pop("print_config"):
                 typer.echo(_document(given), nl=False)
                 return
@@ -37,7 +41,8 @@ def options_of(kind: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
             for p in list(signature(function, eval_str=True).parameters.values())[1:]
         ]
         made: Any = command
-        made.__signature__ = Signature([*parameters, *own, *_CONFIG])
+        first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        made.__signature__ = Signature([first, *parameters, *own, *_CONFIG])
         made.__annotations__ = {}
         made.__doc__ = function.__doc__
         return command
@@ -86,7 +91,9 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
 
     try:
         document = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path}: cannot be read as YAML ({error})") from None
     if not isinstance(document, dict):
         raise InputError(f"--config {path}: give one 'option: value' in a line")
@@ -97,6 +104,12 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
             f"--config {path}: {context.info_name} has no option {option_name(unknown[0])}; see "
             f"dspark {context.info_name} --help"
         )
+    # KEY=VALUE entries of the file hold beside those of the command line, all else in their place.
+    context.meta[_ENTRIES] = {
+        name: _key_values(entries.pop(name))
+        for name in [*entries]
+        if several[name] and isinstance(entries[name], Mapping)
+    }
     context.default_map = {
         **(context.default_map or {}),
         **{k: _several(v) if several[k] else v for k, v in entries.items() if v is not None},
@@ -104,10 +117,12 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     return path
 
 
+def _key_values(entries: Mapping[str, Any]) -> list[str]:
+    return [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in entries.items()]
+
+
 def _several(value: Any) -> list[Any]:
-    """The values of an option that may be repeated; a mapping is several ``KEY=VALUE``."""
-    if isinstance(value, Mapping):
-        return [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in value.items()]
+    """The values of an option that may be repeated."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
