@@ -15,6 +15,7 @@ import typer
 from dspark import __version__
 from dspark.capture.options import CaptureOptions
 from dspark.cli_options import options_of
+from dspark.convert.options import ConvertOptions
 from dspark.reports.text import printable_lines
 from dspark.schemas.disk_errors import disk_error
 from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooManySkippedError
@@ -47,6 +48,13 @@ def options_of_all(
     ] = False,
 ) -> None:
     pass
+
+
+_CACHE = typer.Option(help="Cache directory or URL (s3://, gs://, https://, http://, file://).")
+_LOCAL_CACHE = typer.Option(
+    help="Of a cache at a URL: the folder where fetched shards are kept.",
+    show_default="~/.cache/dspark",
+)
 
 
 class Device(StrEnum):
@@ -110,11 +118,24 @@ def _plan(
         typer.echo(report.plan(estimate))
 
 
+@app.command("convert")
+@options_of(ConvertOptions)
+def convert_command(options: ConvertOptions) -> None:
+    """Write a cache once more with its shards in another form, or with fewer fields.
+
+    A conversion that was stopped continues when the same command is given again.
+    """
+    from dspark.convert.run import run_convert
+    from dspark.reports import conversion as report
+
+    typer.echo(report.conversion(run_convert(replace(options, progress=True))))
+
+
 @app.command("train-draft")
 @options_of(TrainOptions)
 def train_draft_command(
     options: TrainOptions,
-    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    cache: Annotated[str, _CACHE],
     arch: Annotated[
         list[str],
         typer.Option(
@@ -192,7 +213,7 @@ def _key_value(entry: str) -> tuple[str, str]:
 
 @app.command("evaluate")
 def evaluate_command(
-    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    cache: Annotated[str, _CACHE],
     drafts: Annotated[
         list[str],
         typer.Option(
@@ -225,6 +246,14 @@ def evaluate_command(
             help="Give zeros in place of the target's hidden states, as control runs always get.",
         ),
     ] = False,
+    local_cache: Annotated[str | None, _LOCAL_CACHE] = None,
+    local_cache_size: Annotated[
+        str | None,
+        typer.Option(
+            help="What all shards there may take, e.g. 200GB.",
+            show_default="what is free on that disk",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
 ) -> None:
@@ -241,29 +270,37 @@ def evaluate_command(
         batch_size=batch_size,
         zero_hidden_states=zero_hidden_states,
         device=device.value,
+        local_cache=local_cache,
+        local_cache_size=local_cache_size,
     )
     typer.echo(json.dumps(found, indent=2) if as_json else report.evaluation(found))
 
 
 @app.command()
 def inspect(
-    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    cache: Annotated[str, _CACHE],
     sample: Annotated[
         int | None,
         typer.Option(help="Also show the tokens of this dataset row.", show_default=False),
     ] = None,
+    local_cache: Annotated[str | None, _LOCAL_CACHE] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a cache is: fields, bytes, counts, skipped rows."""
+    """Say what a cache is: fields, bytes, counts, skipped rows.
+
+    Of a cache at a URL only the manifest and the indexes are fetched; dspark verify looks at the
+    rest.
+    """
     from dspark.reports import inspection as report
+    from dspark.schemas.url import is_url
     from dspark.train_from_cache.inspection import inspect_cache, inspect_sample
     from dspark.verify.run import verify_cache
 
-    summary = inspect_cache(cache)
-    verified = verify_cache(cache)
-    faults = [str(fault) for fault in verified.faults]
-    unreadable = [str(fault) for fault in verified.unreadable]
-    tokens = None if sample is None else inspect_sample(cache, sample)
+    summary = inspect_cache(cache, local_cache)
+    verified = None if is_url(cache) else verify_cache(cache)
+    faults = [str(fault) for fault in verified.faults] if verified else []
+    unreadable = [str(fault) for fault in verified.unreadable] if verified else []
+    tokens = None if sample is None else inspect_sample(cache, sample, local_cache)
     if as_json:
         document = {**summary, "faults": faults, "unreadable": unreadable}
         if tokens is not None:
@@ -277,7 +314,7 @@ def inspect(
 
 @app.command()
 def verify(
-    cache: Annotated[str, typer.Option(help="Cache directory.")],
+    cache: Annotated[str, _CACHE],
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte: digests, finite numbers, masks.")
     ] = False,
@@ -314,10 +351,18 @@ def verify(
             "--repair", help="Take out what is damaged, so that capture makes just that again."
         ),
     ] = False,
+    local_cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a cache at a URL: a folder with room for one shard, which is left as it was.",
+            show_default="that for temporary files",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a cache. Exit code 0: sound, 1: damaged, 2: cannot tell (unreadable, unfinished)."""
     from dspark.reports import verification as report
+    from dspark.schemas.url import refuse_local_cache, refuse_url
     from dspark.verify.repair import repair_cache
     from dspark.verify.run import verify_cache
 
@@ -325,7 +370,12 @@ def verify(
     for option, value in (("--data", data), ("--chat-template", chat_template)):
         if value is not None and against is None:
             raise InputError(f"{option} {value}: only --against reads it; give --against as well")
-    found = verify_cache(cache, deep=deep, progress=True)
+    if repair:
+        refuse_url("--repair --cache", cache, write=True)
+    if against is not None:
+        refuse_url("--against --cache", cache, write=False)
+    refuse_local_cache(cache, local_cache)
+    found = verify_cache(cache, deep=deep, progress=True, local_cache=local_cache)
     if not as_json:
         typer.echo(report.verification(found))
     repaired = compared = None

@@ -9,16 +9,7 @@ from dspark.capture.skipped import SkippedKind, counts_by_kind, skipped_kinds
 from dspark.schemas.index import OK, index_identity, read_index
 from dspark.schemas.manifest import Counts, Manifest
 from dspark.schemas.paths import CachePaths, first_indexes
-
-
-def is_committed(manifest: Manifest, paths: CachePaths, shard: int) -> bool:
-    """Whether a shard has an index of this identity, and data that is neither missing nor cut."""
-    data = paths.shard(shard)
-    return (
-        index_identity(paths.index(shard)) == manifest.identity_hash
-        and data.is_file()
-        and data.stat().st_size == manifest.shard_bytes
-    )
+from dspark.schemas.stored_shard import is_committed
 
 
 def missing_shards(manifest: Manifest, paths: CachePaths) -> list[int]:

@@ -60,6 +60,14 @@ class CaptureOptions:
     dtype: Annotated[
         Literal["bf16", "fp16", "fp32"] | None, Help("Type of the stored floats.", default="bf16")
     ] = None
+    format: Annotated[
+        Literal["safetensors", "zarr"] | None,
+        Help(
+            "Form of the shards: safetensors is the fast one, zarr the compressed one for object "
+            "storage.",
+            default="safetensors; with --extend, the cache's",
+        ),
+    ] = None
     batch_tokens: Annotated[
         int | None, Help("Most tokens of a batch, padding included.", default="16384")
     ] = None

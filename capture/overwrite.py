@@ -6,16 +6,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dspark.capture.leftovers import remove_leftovers
 from dspark.schemas.durable import fsync_dir, is_tmp
 from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest, read_manifest, write_manifest
 from dspark.schemas.paths import index_dir, manifest_path, shards_dir, target_dir
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
 _STEM = r"shard-\d{5,}-of-\d{5,}(\.plus\d+)?"
-_SHARD = re.compile(rf"{_STEM}\.safetensors")
+_SHARD = re.compile(
+    rf"{_STEM}\.safetensors|{_STEM}\.zarr/([^/]+/)?zarr\.json|{_STEM}\.zarr/[^/]+/c(\.0)+"
+)
 _INDEX = re.compile(rf"{_STEM}\.parquet")
 
 
@@ -52,6 +54,9 @@ def delete_cache(root: Path) -> None:
         if folder.is_dir():
             fsync_dir(folder)
     remove_leftovers(root)
+    for path in sorted(shards_dir(root).rglob("*"), reverse=True):  # folders of groups
+        with suppress(OSError):  # a hidden file that is not ours
+            path.rmdir()
     manifest_path(root).unlink(missing_ok=True)
     fsync_dir(root)
 
@@ -78,7 +83,10 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
         known = (
             is_tmp(path)
             or path == manifest_path(root)
-            or (path.parent == shards_dir(root) and _SHARD.fullmatch(path.name))
+            or (
+                shards_dir(root) in path.parents
+                and _SHARD.fullmatch(path.relative_to(shards_dir(root)).as_posix())
+            )
             or (path.parent == index_dir(root) and _INDEX.fullmatch(path.name))
             or (
                 target_dir(root) in path.parents

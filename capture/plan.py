@@ -1,5 +1,6 @@
 """What a capture will write, known before the first row is read: fields, layout, identity."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from dspark.capture.targets.logits import prove_head
 from dspark.capture.targets.probe import probe_target
 from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
-from dspark.schemas.errors import InputError
-from dspark.schemas.manifest import Manifest
+from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.manifest import Manifest, read_manifest
+from dspark.schemas.shard_format import ShardFormat
 from dspark.schemas.shard_layout import ShardLayout
 
 _DEFAULT_MAX_LENGTH = 2048
@@ -97,6 +99,7 @@ def plan_capture(
         logits=kept.logits,
         versions=versions,
         shard_bytes=layout.file_size,
+        shard_format=_shard_format(settings),
     )
     return CapturePlan(manifest, layout, settings.rows, fake_image)
 
@@ -111,6 +114,17 @@ def target_identity(target: Target) -> dict[str, Any]:
         "target.dtype": str(target.model.dtype).removeprefix("torch."),
         "target.attention": target.model.config._attn_implementation,
     }
+
+
+def _shard_format(settings: CaptureSettings) -> ShardFormat:
+    """The form that is asked for; a capture that goes on takes the codec that is there."""
+    if not settings.zarr:
+        return ShardFormat()
+    if not settings.overwrite:
+        with suppress(IncompatibleCacheError):  # ``prepare`` tells it
+            if (there := read_manifest(settings.out).shard_format).is_zarr:
+                return there
+    return ShardFormat.zarr()
 
 
 def _text(path: Path | None) -> str | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from dspark.capture.conversations import Conversations
 from dspark.capture.disk_room import check_room
 from dspark.capture.finish import missing_shards, other_captures
-from dspark.capture.leftovers import remove_leftovers
 from dspark.capture.overwrite import delete_cache
 from dspark.capture.plan import CapturePlan
 from dspark.capture.rendering.encoded_rows import EncodedRow, encode_row
@@ -19,6 +18,7 @@ from dspark.capture.workers.job import restarts
 from dspark.schemas.digest import same_sizes
 from dspark.schemas.durable import is_tmp, make_dir
 from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.manifest import (
     Manifest,
     identity_differences,
@@ -122,6 +122,13 @@ def existing_manifest(root: Path, plan: CapturePlan) -> Manifest | None:
             f"--out {root}: it holds a capture with other settings ({'; '.join(different)}); use "
             f"those settings to continue it{add}, choose another --out, or give --overwrite to "
             "delete it and start anew"
+        )
+    if existing.shard_format != plan.manifest.shard_format:
+        form = existing.shard_format.name
+        raise IncompatibleCacheError(
+            f"--out {root}: its shards are in {form} form, and a cache has one form; give --format "
+            f"{form} to continue it, and convert it then with 'dspark convert'; or choose another "
+            "--out"
         )
     return existing
 

@@ -10,7 +10,7 @@ from dspark.capture.extension.plan import plan_extension
 from dspark.capture.extension.prepare import finish_extension, prepare_extension
 from dspark.capture.extension.request import ExtensionRequest, extension_request
 from dspark.capture.extension.shard import ExtendedShard
-from dspark.capture.finish import committed, is_committed, missing_shards
+from dspark.capture.finish import committed, missing_shards
 from dspark.capture.new_shard import NewShard
 from dspark.capture.options import CaptureOptions
 from dspark.capture.plan import CapturePlan, plan_capture
@@ -25,11 +25,13 @@ from dspark.capture.targets.target import Target
 from dspark.capture.workers.job import Job
 from dspark.capture.workers.lockstep import lock_step
 from dspark.capture.workers.replica import find_replica
+from dspark.capture.zarr_writer import shard_writer
 from dspark.schemas.claims import ClaimedError
 from dspark.schemas.errors import InputError, TooManySkippedError
 from dspark.schemas.manifest import Manifest, write_manifest
 from dspark.schemas.options import takes
 from dspark.schemas.paths import CachePaths, manifest_path
+from dspark.schemas.stored_shard import is_committed
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _claims(
         committed = partial(is_committed, manifest, paths, shard)
         if not committed():
             try:
-                yield shard, ShardWriter(paths.shard(shard), plan.layout, committed)
+                yield shard, shard_writer(paths, manifest, plan.layout, shard, committed)
             except ClaimedError:
                 continue
 

@@ -1,6 +1,5 @@
 """The options of a capture, checked."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,9 @@ from dspark.schemas.draft_layers import TRAINABLE, parse_drafts
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest_check import MOST_SHARDS
 from dspark.schemas.options import checked, option_name
+from dspark.schemas.shard_format import ZARR
+from dspark.schemas.shard_numbers import parse_shards
+from dspark.schemas.url import refuse_url
 
 _BATCH_TOKENS = 16384
 
@@ -75,6 +77,7 @@ class CaptureSettings:
         drafts: architectures whose layers are stored.
         logits: ``auto``, ``full``, ``topk:k`` or ``head``.
         dtype: ``bf16``, ``fp16`` or ``fp32``.
+        zarr: whether shards are written in their zarr form.
         batch_tokens: most tokens of a batch, padding included.
         limit: capture only the first rows of the dataset.
         only: shards to capture; None for all.
@@ -95,6 +98,7 @@ class CaptureSettings:
     drafts: tuple[str, ...]
     logits: str
     dtype: str
+    zarr: bool
     batch_tokens: int
     limit: int | None
     only: tuple[int, ...] | None
@@ -113,6 +117,7 @@ class CaptureSettings:
             InputError: one of them is out of range.
         """
         o = checked(options)
+        refuse_url("--out", o.out, write=True)
         if o.shards is None:
             raise InputError("--shards: say into how many files the dataset is split, e.g. 4")
         for name in ("shards", "batch_tokens", "max_length", "limit", "tp"):
@@ -141,9 +146,10 @@ class CaptureSettings:
             drafts=TRAINABLE if o.drafts is None else parse_drafts(o.drafts),
             logits=o.logits,
             dtype=o.dtype or "bf16",
+            zarr=o.format == ZARR,
             batch_tokens=_BATCH_TOKENS if o.batch_tokens is None else o.batch_tokens,
             limit=o.limit,
-            only=None if o.only is None else _parse_only(o.only, o.shards),
+            only=None if o.only is None else parse_shards(o.only, o.shards),
             overwrite=o.overwrite,
             tp=o.tp,
             fsdp=o.fsdp,
@@ -165,22 +171,6 @@ class CaptureSettings:
                 max_skipped=o.max_skipped,
             ),
         )
-
-
-def _parse_only(only: str, shards: int) -> tuple[int, ...]:
-    """``3,7-9`` -> (3, 7, 8, 9)."""
-    chosen: set[int] = set()
-    for part in only.split(","):
-        if not (match := re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)):
-            raise InputError(f"--only {only}: give shard numbers and ranges, such as 3,7-9")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last >= shards:
-            raise InputError(
-                f"--only {only}: --shards {shards} makes shards 0 to {shards - 1}, and a range "
-                "goes from the lower number to the higher"
-            )
-        chosen.update(range(first, last + 1))
-    return tuple(sorted(chosen))
 
 
 def _parse_layers(layers: str) -> tuple[int, ...] | None:

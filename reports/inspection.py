@@ -5,6 +5,7 @@ from typing import Any
 
 from dspark.reports.text import plural, printable, size, table
 from dspark.schemas.commands import verify_command
+from dspark.schemas.shard_format import ShardFormat
 
 _HEADER = ("field", "type", "shape per shard", "bytes/token", "real rows", "with padding")
 
@@ -70,10 +71,14 @@ def inspection(
             (*_HEADER, *(["file"] * extended)),
         ),
         "",
-        "shards: "
+        f"shards{_form(summary['shard_format'])}: "
         + (f"{size(summary['real_bytes'])} of real rows, " if complete else "")
-        + f"{size(summary['physical_bytes'])} on disk, {size(summary['logical_bytes'])} file "
-        f"length; whole cache {size(summary['cache_bytes'])} on disk",
+        + (
+            f"{size(summary['cache_bytes'])} of the cache are in {summary['mirror']}"
+            if summary["mirror"]
+            else f"{size(summary['physical_bytes'])} on disk, {size(summary['logical_bytes'])} "
+            f"file length; whole cache {size(summary['cache_bytes'])} on disk"
+        ),
     ]
     if summary["filled_bytes"]:
         lines.append(
@@ -99,6 +104,12 @@ def inspection(
                 f"'{verify_command(summary['path'])}' names all"
             )
     return "\n".join(lines)
+
+
+def _form(document: dict[str, Any]) -> str:
+    """Nothing for the usual form of shards."""
+    form = ShardFormat.read(document)
+    return f" as {form}" if form.is_zarr else ""
 
 
 def tokens(sample: dict[str, Any]) -> str:

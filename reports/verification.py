@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark.reports.text import plural, printable, size, some_numbers, table
@@ -27,7 +28,7 @@ def verification(found: "Verification") -> str:
             *_some(found.faults),
             *_some(found.unreadable),
             *_some(found.notes),
-            f"{found.root}: {_verdict(found)}",
+            f"{found.location}: {_verdict(found)}",
         ]
     )
 
@@ -35,6 +36,14 @@ def verification(found: "Verification") -> str:
 def next_steps(found: "Verification", repaired: "Repair | None" = None) -> str:
     """What a repair did, and the way out; empty for a sound cache."""
     lines = []
+    if found.url is not None:
+        if not found.faults:
+            return ""
+        return (
+            "copy what is damaged there once more from where the cache was made; if it is damaged "
+            f"there as well, '{repair_command(Path('CACHE'))}' there takes it out, so that the "
+            "capture makes just that again"
+        )
     if repaired is not None and found.faults:
         lines.append(_repaired(repaired))
     elif found.faults:
@@ -129,7 +138,7 @@ def _extend_commands(found: "Verification") -> list[str]:
     return [
         finish_extension_command(found.root, found.manifest, number)
         for number in found.extensions_to_finish
-        if found.manifest is not None
+        if found.manifest is not None and found.url is None
     ]
 
 
@@ -189,7 +198,7 @@ def document(
     """A verification as JSON-ready values; sizes in bytes, times in seconds."""
     manifest = found.manifest
     return {
-        "path": str(found.root),
+        "path": found.location,
         "complete": found.complete,
         "deep": found.deep,
         "shards": found.shards,
@@ -202,6 +211,8 @@ def document(
         "notes": list(found.notes),
         "repaired": None if repaired is None else asdict(repaired),
         "compared": None if compared is None else asdict(compared),
-        "capture_command": None if manifest is None else capture_command(found.root, manifest),
+        "capture_command": None
+        if manifest is None or found.url
+        else capture_command(found.root, manifest),
         "extend_commands": _extend_commands(found),
     }

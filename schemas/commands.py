@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dspark.schemas.fields import FIELDS
+
 if TYPE_CHECKING:
     from dspark.schemas.manifest import Manifest
 
@@ -13,8 +15,13 @@ NOT_RECORDED = "--chat-template, --device-map, --fsdp, --max-skipped and --trust
 
 
 def capture_command(root: Path, manifest: "Manifest") -> str:
-    """The command that continues the capture of a cache, with all options but ``NOT_RECORDED``."""
+    """The command that continues the capture of a cache, with all options but ``NOT_RECORDED``.
+
+    Of a cache that a conversion left some fields out of, the command that continues this.
+    """
     identity = manifest.identity
+    if FIELDS in identity:
+        return convert_command(root, manifest, identity[FIELDS])
     options: dict[str, object] = {
         "shards": manifest.num_shards,
         "target": manifest.target.id,
@@ -34,8 +41,23 @@ def capture_command(root: Path, manifest: "Manifest") -> str:
         "mask-reasoning": identity.get("mask_reasoning"),
         "fake-image": "always" if identity.get("fake_image") else None,
         "overlong": identity.get("overlong"),
+        "format": manifest.shard_format.name if manifest.shard_format.is_zarr else None,
     }
     return _command(_capture(identity.get("tensor_parallel") or 1), options)
+
+
+def convert_command(root: Path, manifest: "Manifest", fields: Iterable[str]) -> str:
+    """The command that makes, or goes on to make, a cache with some fields of its original."""
+    form = manifest.shard_format
+    options = {
+        "cache": "ORIGINAL",
+        "to": root,
+        "format": form.name,
+        "codec": form.codec,
+        "level": form.level,
+        "fields": ",".join(fields),
+    }
+    return _command(["dspark", "convert"], options)
 
 
 def extend_command(
@@ -52,7 +74,12 @@ def extend_command(
 
 
 def finish_extension_command(root: Path, manifest: "Manifest", number: int) -> str:
-    """The command that continues extension ``number`` (from 1), without ``NOT_RECORDED``."""
+    """The command that continues extension ``number`` (from 1), without ``NOT_RECORDED``.
+
+    Of a cache that a conversion left some fields out of, the command that continues this.
+    """
+    if FIELDS in manifest.identity:
+        return convert_command(root, manifest, manifest.identity[FIELDS])
     extension = manifest.extensions[number - 1]
     device = extension.around["device"]
     options = {

@@ -39,6 +39,22 @@ class UnreadableError(IncompatibleCacheError):
         super().__init__(f"{path}: {self.problem}, so it may be sound; {self.way_out}")
 
 
+class DamagedError(Exception):
+    """A stored file is not what was written, found while its bytes are looked at.
+
+    Who reads for a user tells it with the way out.
+
+    Attributes:
+        path: of the file.
+        problem: what is wrong with it, in words.
+    """
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
 class OtherVersionError(IncompatibleCacheError):
     """A cache of a format version that this dspark does not know. Nothing can be said of it."""
 

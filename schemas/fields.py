@@ -12,6 +12,13 @@ MASKS = ("attention_mask", "loss_mask", "image_mask")
 IN_EVERY_CACHE = ("inputs_embeds", "last_hidden_state", "input_ids", "position_ids", *MASKS)
 """What every capture stores, whatever its layers and logits; so no extension adds it."""
 
+FIELDS = "fields"
+"""Entry of the identity of a cache that a conversion left fields out of: the names of its fields.
+Without this entry, a cache has all fields that its layers and logits ask for."""
+
+KEPT = ("input_ids", "position_ids", *MASKS)
+"""What no conversion leaves out."""
+
 
 @dataclass(frozen=True)
 class Field:

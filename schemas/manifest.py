@@ -18,6 +18,7 @@ from dspark.schemas.extension import Extension, layers_document
 from dspark.schemas.fields import Field
 from dspark.schemas.manifest_check import check_manifest
 from dspark.schemas.paths import index_dir, manifest_path
+from dspark.schemas.shard_format import ShardFormat
 from dspark.schemas.strict_json import read_json
 
 FORMAT = "dspark-cache"
@@ -97,11 +98,12 @@ class Manifest:
         head_error: largest difference between the target's own logits and those recomputed with
             the stored head, or None where the logits are stored.
         versions: of the libraries that captured.
-        shard_bytes: size of each shard file, holes included.
+        shard_bytes: size of each shard in its safetensors form, holes included.
         target_files: each file of ``target/``, by its path there with ``/`` between folders.
         counts: totals over all shards.
         complete: whether every shard is committed.
         extensions: fields that were added later, in further files beside each shard.
+        shard_format: the form of all shards, those of extensions among them.
     """
 
     identity: dict[str, Any]
@@ -122,6 +124,7 @@ class Manifest:
     counts: Counts = field(default_factory=Counts)
     complete: bool = False
     extensions: tuple[Extension, ...] = ()
+    shard_format: ShardFormat = ShardFormat()
 
     @property
     def identity_hash(self) -> str:
@@ -265,6 +268,7 @@ def _to_document(manifest: Manifest) -> dict[str, Any]:
         "logits": {"mode": manifest.logits, "head_error": manifest.head_error},
         "fields": [f.document(manifest.rows_per_shard) for f in manifest.fields],
         "shard_bytes": manifest.shard_bytes,
+        "shard_format": manifest.shard_format.document(),
         "counts": asdict(manifest.counts),
         "target": asdict(manifest.target),
         "target_files": {name: asdict(file) for name, file in manifest.target_files.items()},
@@ -296,6 +300,7 @@ def _from_document(document: Mapping[str, Any]) -> Manifest:
         counts=Counts(**document["counts"]),
         complete=document["complete"],
         extensions=tuple(map(Extension.read, document.get("extensions", []))),
+        shard_format=ShardFormat.read(document["shard_format"]),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dspark.schemas.dtypes import FLOAT_CODES
 from dspark.schemas.extension import added_fields
-from dspark.schemas.fields import Field, build_fields
+from dspark.schemas.fields import FIELDS, KEPT, Field, build_fields
 from dspark.schemas.paths import head_path
 from dspark.schemas.shard_layout import ShardLayout
 
@@ -56,6 +56,7 @@ def check_manifest(manifest: "Manifest") -> None:
         raise ValueError(f"rows_per_shard is {m.rows_per_shard}")
     if m.head_error is not None and m.head_error < 0:
         raise ValueError(f"logits.head_error is {m.head_error}")
+    m.shard_format.check()
     _check_choices(m)
     _check_fields(m, _first_fields(m))
     _check_extensions(m)
@@ -114,6 +115,8 @@ def _check_identity(m: "Manifest") -> None:
             type(value) is int and not 1 <= value < _LARGEST_COUNT
         ):
             raise ValueError(f"identity: {key} is {reprlib.repr(value)}")
+    if type(m.identity.get(FIELDS, [])) is not list:
+        raise TypeError(f"identity: {FIELDS} are {reprlib.repr(m.identity[FIELDS])}")
     for path in (m.data, m.target.id, m.target.revision, m.identity.get("image_root") or ""):
         if b"\0" in path.encode("utf-8", "surrogateescape"):
             raise ValueError(f"{reprlib.repr(path)} is no name")
@@ -139,6 +142,8 @@ def _check_extensions(m: "Manifest") -> None:
         )
         _check_fields(part, added)
     names = Counter(f.name for part in m.parts for f in part.fields)
+    if m.identity.get(FIELDS, [*names]) != [*names]:
+        raise ValueError(f"identity: {FIELDS} are not those of the shards")
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"field {reprlib.repr(twice[0])} is stored twice")
 
@@ -146,7 +151,7 @@ def _check_extensions(m: "Manifest") -> None:
 def _first_fields(m: "Manifest") -> list[Field]:
     """The fields that the manifest's own numbers ask for in each shard's first file."""
     positions = next((f for f in m.fields if f.name == "position_ids"), None)
-    return build_fields(
+    fields = build_fields(
         max_length=m.max_length,
         hidden_size=m.target.hidden_size,
         vocab_size=m.target.vocab_size,
@@ -155,6 +160,10 @@ def _first_fields(m: "Manifest") -> list[Field]:
         logits=m.logits,
         position_rows=positions.row_shape[0] if positions and positions.token_axis else 1,
     )
+    if FIELDS not in m.identity:
+        return fields
+    hidden = [f.name for f in fields if f.name.startswith("hidden_states.")]
+    return [f for f in fields if f.name in (*KEPT, *hidden, *m.identity[FIELDS])]
 
 
 def _check_choices(m: "Manifest") -> None:

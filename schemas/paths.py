@@ -23,11 +23,15 @@ class CachePaths:
         return f"shard-{shard:05d}-of-{self.num_shards:05d}{plus}"
 
     def shard(self, shard: int) -> Path:
-        """The tensors of a shard (safetensors)."""
+        """The tensors of a shard in its safetensors form."""
         return shards_dir(self.root) / f"{self._stem(shard)}.safetensors"
 
+    def group(self, shard: int) -> Path:
+        """The tensors of a shard in its zarr form: a folder."""
+        return shards_dir(self.root) / f"{self._stem(shard)}.zarr"
+
     def index(self, shard: int) -> Path:
-        """The sample index of a shard (Parquet). Its presence commits the shard's file."""
+        """The sample index of a shard (Parquet). Its presence commits the shard."""
         return index_dir(self.root) / f"{self._stem(shard)}.parquet"
 
 

@@ -7,9 +7,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {
     "schemas": {"schemas"},
     "capture": {"capture", "schemas", "bundled"},
-    "train_from_cache": {"train_from_cache", "schemas"},
-    "verify": {"verify", "schemas"},
-    "reports": {"reports", "capture", "train_from_cache", "verify", "schemas"},
+    "remote": {"remote", "schemas"},
+    "train_from_cache": {"train_from_cache", "remote", "schemas"},
+    "convert": {"convert", "schemas"},
+    "verify": {"verify", "remote", "schemas"},
+    "reports": {"reports", "capture", "convert", "train_from_cache", "verify", "schemas"},
 }
 
 

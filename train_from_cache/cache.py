@@ -1,7 +1,9 @@
 """A cache opened for reading: by sample here, in batches by ``stream``."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -11,9 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.remote.ahead import FetchAhead
+from dspark.remote.mirror import Mirror
 from dspark.schemas.commands import (
     NOT_RECORDED,
     capture_command,
+    convert_command,
     extend_command,
     finish_extension_command,
     repair_command,
@@ -22,13 +27,16 @@ from dspark.schemas.digest import file_digest
 from dspark.schemas.draft_layers import DRAFTS, draft_layers
 from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.errors import IncompatibleCacheError
-from dspark.schemas.fields import Field
+from dspark.schemas.fields import FIELDS, Field
 from dspark.schemas.layers import layer_of
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
 from dspark.schemas.parts import readable_parts
 from dspark.schemas.paths import target_dir
+from dspark.schemas.url import is_url, refuse_local_cache
 from dspark.train_from_cache.part import Part, unusable
+from dspark.train_from_cache.remote_part import RemotePart
+from dspark.train_from_cache.zarr_part import ZarrPart
 
 _OPEN_SHARDS = 256
 
@@ -40,12 +48,14 @@ class Cache:
         root: the cache directory.
         check_digests: compare all that is read with its digest: the files of ``target/`` now, each
             field of a row whenever it is read.
+        mirror: of a cache at a URL, whose root is ``root``.
 
     Raises:
         IncompatibleCacheError: ``root`` is no cache, or an unfinished or damaged one.
 
     Attributes:
-        root: the cache directory.
+        root: the cache directory; of one at a URL, the folder that has its small files here.
+        location: what the cache is called: its directory, or its URL.
         manifest: what is stored and how.
         lengths: int32 ``[M]``, stored tokens of each dataset row, 0 where it was skipped.
         image_tokens: int32 ``[M]``, positions of each row that a picture fills.
@@ -53,8 +63,12 @@ class Cache:
         check_digests: whether what is read is compared with its digest.
     """
 
-    def __init__(self, root: Path, check_digests: bool = False) -> None:
+    def __init__(
+        self, root: Path, check_digests: bool = False, mirror: Mirror | None = None
+    ) -> None:
         self.root = root
+        self._mirror = mirror
+        self.location = str(root) if mirror is None else mirror.url
         self.manifest: Manifest = read_manifest(root)
         if not self.manifest.complete:
             raise IncompatibleCacheError(
@@ -64,8 +78,11 @@ class Cache:
             )
         self.check_digests = check_digests
         found = list(readable_parts(root, self.manifest))
-        self._parts = [
-            Part(
+        kind: Callable[..., Part] = ZarrPart if self.manifest.shard_format.is_zarr else Part
+        if mirror is not None:
+            kind = partial(RemotePart, mirror=mirror)
+        self._parts: list[Part] = [
+            kind(
                 paths,
                 part,
                 way_out=self._way_out(paths.part),
@@ -89,6 +106,8 @@ class Cache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers of a data loader open the files on their own.
+        if self._mirror is not None:
+            return _open_remote, (*self._mirror.arguments, self.check_digests)
         return type(self), (self.root.absolute(), self.check_digests)
 
     def __enter__(self) -> "Cache":
@@ -107,9 +126,35 @@ class Cache:
         for part in self._parts:
             part.close()
 
+    def ahead(
+        self, batches: Iterable[Sequence[int]], fields: Sequence[Field]
+    ) -> AbstractContextManager[Iterable[Sequence[int]]]:
+        """Fetch the shards of coming batches while the first are read, if they are at a URL.
+
+        Args:
+            batches: dataset rows of each batch, in order.
+            fields: what will be read of each row.
+
+        Returns:
+            A context manager that gives the batches to read, and stops fetching on leaving.
+        """
+        if self._mirror is None:
+            return nullcontext(batches)
+        names = [field.name for field in fields]
+        ahead = FetchAhead(self._mirror, names, batches, evicted=self.close)
+        for part in self._parts:
+            assert isinstance(part, RemotePart)
+            part.ahead = ahead
+        return ahead
+
+    def abandon(self) -> None:
+        """End all waiting for a lost connection: whoever reads is told that it is lost."""
+        if self._mirror is not None:
+            self._mirror.store.abandon()
+
     def __repr__(self) -> str:
         target, fields = self.manifest.target.id, len(self.manifest.all_fields)
-        return f"<Cache {str(self.root)!r} of {target!r}: {len(self):,} rows, {fields} fields>"
+        return f"<Cache {self.location!r} of {target!r}: {len(self):,} rows, {fields} fields>"
 
     def __len__(self) -> int:
         """M: rows of the dataset, skipped ones included."""
@@ -144,7 +189,7 @@ class Cache:
         field = self.manifest.field(name)
         if field is None:
             raise IncompatibleCacheError(
-                f"{self.root}: the cache has no field {name!r}; it has "
+                f"{self.location}: the cache has no field {name!r}; it has "
                 + ", ".join(f.name for f in self.manifest.all_fields)
             )
         return field
@@ -182,6 +227,8 @@ class Cache:
 
     def _way_out(self, part: int) -> str:
         """What to do about damage in a part; in the manifest's own files, about that in part 0."""
+        if self._mirror is not None:
+            return f"delete {self.root}, which holds a copy of some of {self.location}"
         again = (
             finish_extension_command(self.root, self.manifest, part)
             if part
@@ -193,18 +240,44 @@ class Cache:
         )
 
 
-def open_cache(path: str | os.PathLike[str], *, check_digests: bool = False) -> Cache:
+def open_cache(
+    path: str | os.PathLike[str],
+    *,
+    check_digests: bool = False,
+    local_cache: str | os.PathLike[str] | None = None,
+    local_cache_size: str | int | None = None,
+) -> Cache:
     """Open a finished cache for reading.
 
     Args:
-        path: the cache directory.
+        path: the cache directory, or the URL of one (``s3://``, ``gs://``, ``https://``,
+            ``http://``, ``file://``).
         check_digests: compare all that is read with its digest, and raise where it differs.
+        local_cache: of a cache at a URL, the folder where fetched shards are kept; by default
+            ``~/.cache/dspark``.
+        local_cache_size: what all shards there may take, such as ``200GB``; by default what is
+            free on that disk.
 
     Raises:
-        IncompatibleCacheError: ``path`` is no cache, or an unfinished or damaged one.
+        IncompatibleCacheError: ``path`` is no cache, or an unfinished or damaged one, or it cannot
+            be reached.
+        InputError: an argument is wrong.
     """
-    check_given(cache=path)
+    check_given(cache=path, local_cache=local_cache)
+    if is_url(path):
+        return _open_remote(os.fspath(path), local_cache, local_cache_size, check_digests)
+    refuse_local_cache(path, local_cache, local_cache_size)
     return Cache(Path(path), check_digests)
+
+
+def _open_remote(
+    url: str,
+    local_cache: str | os.PathLike[str] | None,
+    size: str | int | None,
+    check_digests: bool,
+) -> Cache:
+    mirror = Mirror(url, local_cache, size)
+    return Cache(mirror.root, check_digests, mirror)
 
 
 def ok_rows(cache: Cache) -> np.ndarray:
@@ -220,18 +293,23 @@ def require_fields(cache: Cache, names: Sequence[str], arch: str) -> list[Field]
     """
     missing = [name for name in names if cache.manifest.field(name) is None]
     if missing:
+        where, root = "this", cache.root
+        if cache.location != str(root):
+            where, root = "where CACHE was made, this", Path("CACHE")
         raise IncompatibleCacheError(
-            f"{cache.root}: draft {arch!r} needs {', '.join(missing)}, which this cache does not "
-            f"hold; this adds them ({NOT_RECORDED} must be given again if they were): "
-            + _adding_command(cache, missing, arch)
+            f"{cache.location}: draft {arch!r} needs {', '.join(missing)}, which this cache does "
+            f"not hold; {where} adds them ({NOT_RECORDED} must be given again if they were): "
+            + _adding_command(root, cache.manifest, missing, arch)
         )
     return [cache.field(name) for name in names]
 
 
-def _adding_command(cache: Cache, missing: Sequence[str], arch: str) -> str:
-    num_layers = cache.manifest.target.num_layers
+def _adding_command(root: Path, manifest: Manifest, missing: Sequence[str], arch: str) -> str:
+    if (kept := manifest.identity.get(FIELDS)) is not None:
+        return convert_command(root, manifest, [*kept, *missing])
+    num_layers = manifest.target.num_layers
     layers = sorted(k for name in missing if (k := layer_of(name)) is not None)
     logits = "full" if "logits" in missing else None
     if logits is None and arch in DRAFTS and {*layers} <= {*draft_layers([arch], num_layers)}:
-        return extend_command(cache.root, drafts=arch)
-    return extend_command(cache.root, layers=layers, logits=logits)
+        return extend_command(root, drafts=arch)
+    return extend_command(root, layers=layers, logits=logits)

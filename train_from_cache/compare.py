@@ -33,11 +33,13 @@ def evaluate_drafts(
     batch_size: int = 8,
     zero_hidden_states: bool = False,
     device: str = "auto",
+    local_cache: str | os.PathLike[str] | None = None,
+    local_cache_size: str | None = None,
 ) -> dict[str, Any]:
     """Measure drafts on the rows that their trainings held out, reading each row once for all.
 
     Args:
-        cache: a finished cache of the drafts' target.
+        cache: a finished cache of the drafts' target: its directory or URL.
         drafts: folders in the format that servers load: trained here or published.
         rows: at most so many of the rows, spread evenly.
         all_rows: all rows of the cache, those that drafts were trained on too.
@@ -47,6 +49,8 @@ def evaluate_drafts(
         zero_hidden_states: give zeros for the target's hidden states, as drafts trained on zeros
             are always given.
         device: ``auto``, ``cpu`` or ``cuda``.
+        local_cache: see ``open_cache``.
+        local_cache_size: see ``open_cache``.
 
     Returns:
         JSON values: ``cache``, ``rows``, ``eval_fraction`` (None with ``all_rows``), and
@@ -65,7 +69,7 @@ def evaluate_drafts(
         if number is not None and number < 1:
             raise InputError(f"{name} {number}: must be at least 1")
     where = _device(device)
-    opened = open_cache(cache)
+    opened = open_cache(cache, local_cache=local_cache, local_cache_size=local_cache_size)
     head = TargetHead.load(opened.root)
     folders = [Path(draft) for draft in drafts]
     loaded = [_load(folder, opened, head) for folder in folders]
@@ -90,7 +94,7 @@ def evaluate_drafts(
             subjects, opened, head.to(where), chosen.tolist(), batch_size=batch_size
         )
     return {
-        "cache": str(opened.root),
+        "cache": opened.location,
         "rows": len(chosen),
         "eval_fraction": fraction,
         "drafts": [
@@ -190,7 +194,7 @@ def _rows(cache: Cache, fraction: float | None, limit: int | None) -> np.ndarray
         if not len(rows):
             raise InputError(
                 f"--eval-fraction {fraction:g} holds out none of the {count} samples of "
-                f"{cache.root}; raise it, or give --all-rows"
+                f"{cache.location}; raise it, or give --all-rows"
             )
     if limit is not None and limit < len(rows):
         rows = rows[np.linspace(0, len(rows) - 1, limit).round().astype(np.int64)]

@@ -5,26 +5,38 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dspark.remote.mirror import Mirror
 from dspark.schemas.errors import IncompatibleCacheError, InputError, UnreadableError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, target_dir
-from dspark.train_from_cache.cache import Cache
+from dspark.schemas.stored_shard import shard_files, shard_place
+from dspark.schemas.url import is_url, refuse_local_cache
+from dspark.train_from_cache.cache import open_cache
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
 _PAGE = 4096
 
 
-def inspect_cache(path: str) -> dict[str, Any]:
+def inspect_cache(
+    path: str, local_cache: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
     """Fields, bytes and counts of a cache, finished or not, as JSON-ready values.
+
+    Of a cache at a URL only the manifest and the indexes are fetched, so ``physical_bytes`` and
+    ``cache_bytes`` are those of what is here, in the local cache.
 
     Raises:
         IncompatibleCacheError: ``path`` is no cache, or its manifest is damaged.
         UnreadableError: the system does not let it be looked at.
     """
-    check_given(cache=path)
+    check_given(cache=path, local_cache=local_cache)
+    if is_url(path):
+        mirror = Mirror(path, local_cache, target_files=False)
+        return _summary(mirror.root, mirror.manifest, mirror.url)
+    refuse_local_cache(path, local_cache)
     root = Path(path)
     manifest = read_manifest(root)
     try:
@@ -33,14 +45,16 @@ def inspect_cache(path: str) -> dict[str, Any]:
         raise UnreadableError(Path(error.filename or root), error) from None
 
 
-def _summary(root: Path, manifest: Manifest) -> dict[str, Any]:
+def _summary(root: Path, manifest: Manifest, url: str | None = None) -> dict[str, Any]:
     tokens = manifest.counts.tokens
     stats: list[os.stat_result] = []
     fields: list[dict[str, Any]] = []
     committed = []
     for paths, part in parts(root, manifest):
-        found = [p.stat() for i in range(manifest.num_shards) if (p := paths.shard(i)).exists()]
-        stats += found
+        found = [
+            i for i in range(manifest.num_shards) if url or shard_place(paths, part, i).exists()
+        ]
+        stats += [p.stat() for i in found for p in shard_files(paths, part, i) if p.exists()]
         committed.append(sum(paths.index(i).exists() for i in range(manifest.num_shards)))
         fields += [
             {
@@ -56,9 +70,11 @@ def _summary(root: Path, manifest: Manifest) -> dict[str, Any]:
             if part.complete or not paths.part
         ]
     real_bytes = sum(f["real_bytes"] for f in fields)
-    physical_bytes = sum(s.st_blocks * _BLOCK for s in stats)
+    cache_bytes = sum(p.stat().st_blocks * _BLOCK for p in root.rglob("*") if p.is_file())
+    physical_bytes = sum(s.st_blocks * _BLOCK for s in stats) if url is None else cache_bytes
     return {
-        "path": str(root),
+        "path": url or str(root),
+        "mirror": None if url is None else str(root),
         "complete": manifest.complete,
         "committed_shards": committed[0],
         "num_samples": manifest.num_samples,
@@ -84,9 +100,12 @@ def _summary(root: Path, manifest: Manifest) -> dict[str, Any]:
         ],
         "real_bytes": real_bytes,
         "physical_bytes": physical_bytes,
-        "filled_bytes": _filled_bytes(manifest, real_bytes, physical_bytes),
-        "logical_bytes": sum(s.st_size for s in stats),
-        "cache_bytes": sum(p.stat().st_blocks * _BLOCK for p in root.rglob("*") if p.is_file()),
+        "filled_bytes": 0 if url else _filled_bytes(manifest, real_bytes, physical_bytes),
+        "shard_format": manifest.shard_format.document(),
+        "logical_bytes": sum(s.st_size for s in stats)
+        if url is None
+        else sum(f["logical_bytes"] for f in fields),
+        "cache_bytes": cache_bytes,
     }
 
 
@@ -99,14 +118,16 @@ def _filled_bytes(manifest: Manifest, real_bytes: int, physical_bytes: int) -> i
     return filled if filled - 2 * _PAGE * runs > 0.1 * real_bytes else 0
 
 
-def inspect_sample(path: str, sample: int) -> dict[str, Any]:
+def inspect_sample(
+    path: str, sample: int, local_cache: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
     """The tokens of one dataset row, each marked as image, loss or fake.
 
     Raises:
         InputError: there is no such row.
         IncompatibleCacheError: the cache is unfinished or damaged.
     """
-    cache = Cache(Path(path))
+    cache = open_cache(path, local_cache=local_cache)
     if not 0 <= sample < len(cache):
         raise InputError(f"--sample {sample}: the cache has rows 0 to {len(cache) - 1}")
     shard, row = divmod(sample, cache.manifest.rows_per_shard)

@@ -4,13 +4,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dspark.remote.store import UnreachableError
 from dspark.schemas.errors import InputError, StoppedError
 from dspark.train_from_cache.batch import Batch, LossTerm
 from dspark.train_from_cache.draft_parts.row_random import RowRandom
@@ -48,8 +49,9 @@ def run(
     """
     first = min(trainee.start for trainee in trainees)
     speed = _Speed(first)
+    coming = _saved_when_lost(ranks, trainees, batches, first)
     with _StopRequest() as stop:
-        for step, batch in zip(range(first, plan.steps), batches, strict=True):
+        for step, batch in zip(range(first, plan.steps), coming, strict=True):
             due = [trainee for trainee in trainees if trainee.start <= step]
             if plan.batch_size <= ranks.rank:
                 batch = unsupervised(batch)
@@ -104,6 +106,28 @@ def run(
                     trainee.save(done)
             if stopped:
                 raise StoppedError(stopped, f"after step {done}")
+
+
+def _saved_when_lost(
+    ranks: Ranks, trainees: Sequence[Trainee], batches: Iterable[Batch], step: int
+) -> Iterator[Batch]:
+    """The batches, the first of them that of ``step``. Where one cannot be read because the cache
+    is out of reach, the states before it are saved: by one process alone, since the others do not
+    know."""
+    coming = iter(batches)
+    while True:
+        try:
+            batch = next(coming)
+        except StopIteration:
+            return
+        except UnreachableError:
+            if ranks.size == 1:
+                for trainee in trainees:
+                    if trainee.start < step:
+                        trainee.save(step)
+            raise
+        yield batch
+        step += 1
 
 
 def step_random(seed: int, step: int, batch: Batch) -> RowRandom:

@@ -65,6 +65,17 @@ class TrainOptions:
     check_digests: Annotated[
         bool, Help("Compare all that is read with its digest; stop at damage.")
     ] = False
+    local_cache: Annotated[
+        Location | None,
+        Help(
+            "Of a cache at a URL: the folder where fetched shards are kept.",
+            default="~/.cache/dspark",
+        ),
+    ] = None
+    local_cache_size: Annotated[
+        str | None,
+        Help("What all shards there may take, e.g. 200GB.", default="what is free on that disk"),
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Help("Where to train.")] = "auto"
     fsdp: Annotated[bool, Help("Under torchrun: shard the draft over the processes (FSDP2).")] = (
         False
@@ -82,7 +93,7 @@ class TrainTask(TrainOptions):
     """One draft to train.
 
     Attributes:
-        cache: a finished cache.
+        cache: a finished cache: its directory or URL.
         arch: name of the draft.
         out: folder for everything that comes out (see ``outputs.py``); ``drafts/ARCH`` by default.
     """

@@ -49,7 +49,7 @@ def training_order(cache: Cache, rows: np.ndarray, plan: Plan) -> Order:
         if not some:
             raise InputError(
                 f"--curriculum goes from text-only rows to rows with pictures, and none of the "
-                f"{len(rows)} training rows of {cache.root} are {kind}; leave it out"
+                f"{len(rows)} training rows of {cache.location} are {kind}; leave it out"
             )
     text, other = stream(rows[~pictures], _TEXT), stream(rows[pictures], _PICTURES)
     return Curriculum(text, other, plan.steps, plan.seed)

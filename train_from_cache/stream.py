@@ -86,6 +86,8 @@ class BatchStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._cache.abandon()
         self._pool.shutdown(cancel_futures=True)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -145,11 +145,16 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
         check_given(cache=given.cache, arch=given.arch, out=given.out, init_from=given.init_from)
     check_numbers(task)
     check_track(task.track)
-    cache = open_cache(task.cache, check_digests=task.check_digests)
+    cache = open_cache(
+        task.cache,
+        check_digests=task.check_digests,
+        local_cache=task.local_cache,
+        local_cache_size=task.local_cache_size,
+    )
     train_rows, eval_rows = split_rows(ok_rows(cache), task.eval_fraction)
     if not (cache.loss_tokens[train_rows] > 1).any():
         raise InputError(
-            f"none of the {len(train_rows)} training rows of {cache.root} has two supervised "
+            f"none of the {len(train_rows)} training rows of {cache.location} has two supervised "
             "tokens, so there is nothing to learn; capture conversations with longer answers"
         )
     ranks = Ranks(task.device, task.fsdp)
@@ -250,14 +255,18 @@ def _train_jobs(
             for field in draft_fields(cache, type(job.draft), job.draft.config)
         }
         steps = map(order.rows_of_step, range(start, plan.steps))
-        with BatchStream(
-            cache,
-            list(fields.values()),
-            # A process without rows of its own reads one, which will not count.
-            (ranks.share(rows) or rows[:1] for rows in steps),
-            batch_size=max(1, -(-plan.batch_size // ranks.size)),
-            device=ranks.device,
-        ) as stream:
+        # A process without rows of its own reads one, which will not count.
+        own = (ranks.share(rows) or rows[:1] for rows in steps)
+        with (
+            cache.ahead(own, list(fields.values())) as batches,
+            BatchStream(
+                cache,
+                list(fields.values()),
+                batches,
+                batch_size=max(1, -(-plan.batch_size // ranks.size)),
+                device=ranks.device,
+            ) as stream,
+        ):
             run(ranks, trainees, head, stream, plan, bar)
         for job, trainee in pairs:
             if trainee.ema:
@@ -295,7 +304,7 @@ def _settings(cache: Cache, job: _Job, ranks: Ranks) -> dict[str, dict[str, Any]
         "draft_config": entries,
         "cache": {**cache.manifest.identity, "num_samples": len(cache)},
         "run": {
-            "cache": str(cache.root),
+            "cache": cache.location,
             "device": str(ranks.device),
             "processes": ranks.size,
             "mixed_precision": ranks.accelerator.mixed_precision,

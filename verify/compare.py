@@ -15,7 +15,7 @@ from dspark.schemas.manifest import Manifest
 from dspark.schemas.parts import readable_parts
 from dspark.schemas.paths import CachePaths
 from dspark.schemas.row_bytes import read_field
-from dspark.schemas.shard_layout import ShardLayout
+from dspark.schemas.stored_shard import open_shard, shard_place
 from dspark.schemas.tolerance import token_error, tolerance
 from dspark.verify.faults import Fault, by_place
 from dspark.verify.result import Verification
@@ -164,24 +164,23 @@ class _Places:
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self._rows_per_shard = manifest.rows_per_shard
-        self._parts = [
-            (paths, ShardLayout(part.fields, part.rows_per_shard))
-            for paths, part in readable_parts(root, manifest)
-        ]
+        self._parts = list(readable_parts(root, manifest))
 
     def stored(self, sample: int, length: int) -> dict[str, Tensor]:
         """The real tokens of a row."""
         shard, row = divmod(sample, self._rows_per_shard)
         found: dict[str, Tensor] = {}
-        for paths, layout in self._parts:
-            with open(paths.shard(shard), "rb") as file:
-                found |= {f.name: read_field(file, layout, f, row, length) for f in layout.fields}
+        for paths, part in self._parts:
+            with open_shard(paths, part, shard) as stored:
+                found |= {f.name: read_field(stored, f, row, length) for f in part.fields}
         return found
 
     def fault(self, sample: int, field: str, problem: str) -> Fault:
         shard = sample // self._rows_per_shard
-        paths = next(p for p, layout in self._parts if field in {f.name for f in layout.fields})
-        file = str(paths.shard(shard).relative_to(paths.root))
+        paths, part = next(
+            (paths, part) for paths, part in self._parts if field in {f.name for f in part.fields}
+        )
+        file = str(shard_place(paths, part, shard).relative_to(paths.root))
         return Fault(file, problem, shard, sample, field, paths.part)
 
 

@@ -12,8 +12,9 @@ from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import target_dir
+from dspark.schemas.stored_rows import StoredRow, stored_rows
 from dspark.verify.faults import Fault, reading_fault, unreadable
-from dspark.verify.rows import ShardRows, StoredRow, stored_rows
+from dspark.verify.rows import ShardRows
 
 THREADS = 4
 _AHEAD = 2 * THREADS

@@ -11,6 +11,7 @@ from dspark.schemas.errors import InputError, UnreadableError
 from dspark.schemas.manifest import Counts, Manifest, write_manifest
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, manifest_path
+from dspark.schemas.stored_shard import remove_shard, shard_files, shard_place
 from dspark.verify.deep import check_contents
 from dspark.verify.faults import Fault, Unreadable
 from dspark.verify.result import Verification
@@ -64,11 +65,11 @@ def repair_cache(verification: Verification) -> Repair:
         _remove(root / name)
     shards: list[int] = []
     busy: set[int] = set()
-    for paths, _ in parts(root, manifest):
-        taken, claimed = _uncommit(paths, [f.shard for f in faults if f.part == paths.part])
+    for paths, part in parts(root, manifest):
+        taken, claimed = _uncommit(paths, part, [f.shard for f in faults if f.part == paths.part])
         busy.update(claimed)
         if paths.part:
-            files += [str(paths.shard(shard).relative_to(root)) for shard in taken]
+            files += [str(shard_place(paths, part, s).relative_to(root)) for s in taken]
         else:
             shards = taken
     return Repair(tuple(shards), tuple(files), tuple(sorted(busy)), tuple(sound))
@@ -146,7 +147,9 @@ def _reopen(root: Path, manifest: Manifest, damaged: Container[int]) -> None:
         write_manifest(root, before)
 
 
-def _uncommit(paths: CachePaths, damaged: Iterable[int | None]) -> tuple[list[int], list[int]]:
+def _uncommit(
+    paths: CachePaths, manifest: Manifest, damaged: Iterable[int | None]
+) -> tuple[list[int], list[int]]:
     """Take damaged shards away: those taken, and those that a running capture has claimed."""
     taken, busy = [], []
     for shard in sorted({shard for shard in damaged if shard is not None}):
@@ -155,7 +158,9 @@ def _uncommit(paths: CachePaths, damaged: Iterable[int | None]) -> tuple[list[in
         try:
             with Claim(data):
                 _remove(paths.index(shard))
-                _remove(data)
+                for path in reversed(shard_files(paths, manifest, shard)):
+                    _remove(path)
+                remove_shard(paths, manifest, shard)  # the folders of a group
             taken.append(shard)
         except ClaimedError:
             busy.append(shard)

@@ -14,7 +14,7 @@ class Verification:
     """What a verification found.
 
     Attributes:
-        root: the cache.
+        root: the cache; of one at a URL, the temporary folder that stood for it.
         manifest: of the cache; None if it is damaged, which leaves the rest unchecked.
         deep: whether each row's bytes were read.
         shards: committed shards, all of them checked.
@@ -25,6 +25,7 @@ class Verification:
         unreadable: what the system does not let be read, in the same order; it may be sound.
         notes: what does no harm: extensions that are not finished, and files that are no part of
             the cache.
+        url: of a cache that is at one.
     """
 
     root: Path
@@ -37,6 +38,12 @@ class Verification:
     faults: tuple[Fault, ...]
     unreadable: tuple[Unreadable, ...]
     notes: tuple[str, ...]
+    url: str | None = None
+
+    @property
+    def location(self) -> str:
+        """What the cache is called: its directory, or its URL."""
+        return self.url or str(self.root)
 
     @property
     def complete(self) -> bool:

@@ -1,64 +1,22 @@
 """The stored rows of a shard, read and compared with what the index says of them."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from io import FileIO
+from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
 import xxhash
 
+from dspark.schemas.errors import DamagedError
 from dspark.schemas.fields import Field
-from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths
-from dspark.schemas.shard_layout import ShardLayout
+from dspark.schemas.stored_rows import StoredRow
+from dspark.schemas.stored_shard import StoredShard, open_shard, shard_place, zarr_layout
 from dspark.verify.faults import Fault, reading_fault
 from dspark.verify.tokens import TOKEN_FIELDS, token_problems
 from dspark.verify.values import value_problem
 
-_PIECE = 1 << 18
-"""Bytes of a read: what was read is still in the processor's cache when it is looked at."""
-
 _NUMPY = {"I32": "<i4", "U8": "u1"}
-
-
-@dataclass(frozen=True)
-class StoredRow:
-    """What the index says of a stored row.
-
-    Attributes:
-        sample: dataset row.
-        row: row of the shard.
-        length: real tokens.
-        image_tokens: positions filled by pictures.
-        loss_tokens: supervised positions.
-        digests: of each field, in the manifest's order.
-    """
-
-    sample: int
-    row: int
-    length: int
-    image_tokens: int
-    loss_tokens: int
-    digests: list[int]
-
-
-def stored_rows(paths: CachePaths, manifest: Manifest, shard: int) -> list[StoredRow]:
-    """The rows of a committed shard that hold a sample.
-
-    Raises:
-        IncompatibleCacheError: its index is damaged, gone or not readable.
-    """
-    table, _ = read_index(paths, manifest, shard)
-    columns = list(StoredRow.__dataclass_fields__)
-    ok = table.filter(pc.equal(table["status"], OK)).select(columns)
-    return [StoredRow(**entry) for entry in ok.to_pylist()]
-
-
-class _DamagedError(Exception):
-    """A field of a row is not as it was written; the message says how."""
 
 
 class ShardRows:
@@ -73,82 +31,84 @@ class ShardRows:
     def __init__(self, shard: int, paths: CachePaths, manifest: Manifest) -> None:
         self._shard = shard
         self._part = paths.part
-        self._path = paths.shard(shard)
-        self._name = str(self._path.relative_to(paths.root))
+        self._paths = paths
+        self._place = shard_place(paths, manifest, shard)
         self._manifest = manifest
-        self._layout = ShardLayout(manifest.fields, manifest.rows_per_shard)
         places = list(enumerate(manifest.fields))
         self.token_fields = [(i, f) for i, f in places if f.name in TOKEN_FIELDS]
         self.wide_fields = [(i, f) for i, f in places if f.name not in TOKEN_FIELDS]
 
-    def checked(self, check: Callable[[FileIO], Iterator[Fault]]) -> list[Fault]:
-        """What ``check`` finds in the shard's file, as far as that can be read."""
+    def checked(self, check: Callable[[StoredShard], Iterator[Fault]]) -> list[Fault]:
+        """What ``check`` finds in the shard, as far as that can be read."""
         faults: list[Fault] = []
         try:
-            with FileIO(self._path) as file:
-                for fault in check(file):  # what was found before an error counts
+            with open_shard(self._paths, self._manifest, self._shard) as shard:
+                for fault in check(shard):  # what was found before an error counts
                     faults.append(fault)
+        except DamagedError as error:
+            name = self._name(error.path)
+            faults.append(Fault(name, error.problem, self._shard, part=self._part))
         except OSError as error:
-            faults.append(reading_fault(error, self._name, self._shard, self._part))
+            name = self._name(Path(error.filename or self._place))
+            faults.append(reading_fault(error, name, self._shard, self._part))
         return faults
 
     def wide(
-        self, place: int, field: Field, rows: Iterable[StoredRow], file: FileIO
+        self, place: int, field: Field, rows: Iterable[StoredRow], shard: StoredShard
     ) -> Iterator[Fault]:
         """Digest and values of one wide field of some rows."""
-        buffer = np.empty(_PIECE, np.uint8)
         for row in rows:
             problem = None
             try:
-                for piece in self._read(file, place, field, row, buffer):
+                for piece in self._read(shard, place, field, row):
                     problem = problem or value_problem(field, piece, self._manifest)
-            except _DamagedError as error:
-                problem = str(error)
+            except DamagedError as error:
+                yield self._fault(row, field, error.problem)
+                continue
             if problem is not None:
-                yield self._fault(row, field.name, problem)
+                yield self._fault(row, field, problem)
 
-    def tokens(self, rows: Iterable[StoredRow], file: FileIO) -> Iterator[Fault]:
+    def tokens(self, rows: Iterable[StoredRow], shard: StoredShard) -> Iterator[Fault]:
         """Digests of ids, positions and masks of some rows, and whether they fit each other."""
-        buffer = np.empty(_PIECE, np.uint8)
         for row in rows:
             stored: dict[str, np.ndarray] = {}
             for place, field in self.token_fields:
                 try:
-                    data = b"".join(map(bytes, self._read(file, place, field, row, buffer)))
+                    data = b"".join(map(bytes, self._read(shard, place, field, row)))
                     stored[field.name] = np.frombuffer(data, _NUMPY[field.dtype])
-                except _DamagedError as error:
-                    yield self._fault(row, field.name, str(error))
+                except DamagedError as error:
+                    yield self._fault(row, field, error.problem)
             if len(stored) == len(self.token_fields):
                 found = token_problems(stored, self._manifest, row.image_tokens, row.loss_tokens)
-                yield from (self._fault(row, name, problem) for name, problem in found)
+                by_name = {field.name: field for _, field in self.token_fields}
+                yield from (self._fault(row, by_name[name], problem) for name, problem in found)
 
     def _read(
-        self, file: FileIO, place: int, field: Field, row: StoredRow, buffer: np.ndarray
+        self, shard: StoredShard, place: int, field: Field, row: StoredRow
     ) -> Iterator[memoryview]:
         """The real bytes of a field of a row in pieces, each valid until the next.
 
         Raises:
-            _DamagedError: the file ends before them, or, at the end, they are not what was written.
+            DamagedError: they are not what was written, or, at the end, not what was captured.
             OSError: they cannot be read.
         """
         state = xxhash.xxh3_64()
-        for offset, size in self._layout.row_extents(field, row.row, row.length):
-            for start in range(0, size, buffer.size):
-                piece = buffer[: min(buffer.size, size - start)].data
-                _fill(file, piece, offset + start)
-                state.update(piece)
-                yield piece
+        for piece in shard.pieces(field, row.row, row.length):
+            state.update(piece)
+            yield piece
         if state.intdigest() != row.digests[place]:
-            raise _DamagedError("its bytes are not those that were captured")
+            file = self._file(field)
+            raise DamagedError(file, "its bytes are not those that were captured")
 
-    def _fault(self, row: StoredRow, field: str, problem: str) -> Fault:
-        return Fault(self._name, problem, self._shard, row.sample, field, self._part)
+    def _file(self, field: Field) -> Path:
+        """The file that holds a field."""
+        if not self._manifest.shard_format.is_zarr:
+            return self._place
+        return self._place / zarr_layout(self._manifest).arrays[field.name].object
 
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._paths.root))
 
-def _fill(file: FileIO, out: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(out):
-        count = os.preadv(file.fileno(), [out[done:]], offset + done)
-        if count == 0:
-            raise _DamagedError("the file ends before it")
-        done += count
+    def _fault(self, row: StoredRow, field: Field, problem: str) -> Fault:
+        name = self._name(self._file(field))
+        return Fault(name, problem, self._shard, row.sample, field.name, self._part)

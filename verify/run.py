@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from dspark.schemas.errors import IncompatibleCacheError, OtherVersionError, UnreadableError
@@ -11,31 +12,43 @@ from dspark.schemas.index import index_identity
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
 from dspark.schemas.paths import first_indexes, manifest_path
+from dspark.schemas.url import is_url
 from dspark.verify.deep import check_contents
 from dspark.verify.faults import Fault, Unreadable, by_place, problem_of
 from dspark.verify.progress import VerifyProgress
+from dspark.verify.remote import RemoteCopy
 from dspark.verify.result import Verification
 from dspark.verify.shallow import check_shallow
 from dspark.verify.strays import strays
 
 
 def verify_cache(
-    path: str | os.PathLike[str], *, deep: bool = False, progress: bool = False
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    progress: bool = False,
+    local_cache: str | os.PathLike[str] | None = None,
 ) -> Verification:
     """Check a cache, finished or not; what ``dspark verify`` does.
 
     Of an unfinished cache the committed shards are checked.
 
     Args:
-        path: the cache.
+        path: the cache: its directory or URL.
         deep: also read every row and every target file.
         progress: show a progress bar on stderr.
+        local_cache: of a cache at a URL, a folder with room for a shard; by default the system's
+            for temporary files.
 
     Raises:
-        IncompatibleCacheError: ``path`` is no cache, or one of another version.
+        IncompatibleCacheError: ``path`` is no cache, or one of another version, or cannot be
+            reached.
         UnreadableError: its manifest or a folder cannot be read.
     """
-    check_given(cache=path)
+    check_given(cache=path, local_cache=local_cache)
+    if is_url(path):
+        with RemoteCopy(os.fspath(path), local_cache, deep) as copy:
+            return _verify(copy.root, deep, progress, copy)
     root = Path(path)
     try:
         return _verify(root, deep, progress)
@@ -45,19 +58,23 @@ def verify_cache(
         raise UnreadableError(Path(error.filename), error) from None
 
 
-def _verify(root: Path, deep: bool, progress: bool) -> Verification:
+def _verify(
+    root: Path, deep: bool, progress: bool, remote: RemoteCopy | None = None
+) -> Verification:
     start = time.monotonic()
-    manifest = read_or_blame_manifest(root)
+    url = None if remote is None else remote.url
+    manifest = read_or_blame_manifest(root, alone=remote is not None)
     if isinstance(manifest, Fault):
         return Verification(
-            root, None, deep, 0, 0, 0, time.monotonic() - start, (manifest,), (), ()
+            root, None, deep, 0, 0, 0, time.monotonic() - start, (manifest,), (), (), url
         )
     shallow = check_shallow(root, manifest)
     faults = shallow.faults
     target_bytes = sum(manifest.target_files[name].bytes for name in shallow.target_files)
     with VerifyProgress(shallow.row_bytes + target_bytes, show=progress and deep) as bar:
         if deep:
-            faults += check_contents(root, manifest, shallow.readable, shallow.target_files, bar)
+            check = remote.check_contents if remote else partial(check_contents, root)
+            faults += check(manifest, shallow.readable, shallow.target_files, bar)
     found = sorted(dict.fromkeys(faults), key=by_place)
     return Verification(
         root=root,
@@ -70,6 +87,7 @@ def _verify(root: Path, deep: bool, progress: bool) -> Verification:
         faults=tuple(f for f in found if not isinstance(f, Unreadable)),
         unreadable=tuple(f for f in found if isinstance(f, Unreadable)),
         notes=(*_unfinished(manifest, shallow.committed), *strays(root, manifest)),
+        url=url,
     )
 
 
@@ -89,8 +107,12 @@ def _unfinished(manifest: Manifest, committed: Sequence[int]) -> Iterator[str]:
             )
 
 
-def read_or_blame_manifest(root: Path) -> Manifest | Fault:
+def read_or_blame_manifest(root: Path, *, alone: bool = False) -> Manifest | Fault:
     """The manifest, or what is wrong with it.
+
+    Args:
+        root: the cache.
+        alone: whether a damaged manifest is one although no index is beside it.
 
     Raises:
         IncompatibleCacheError: there is none, it cannot be read, or it is another version's or
@@ -102,7 +124,7 @@ def read_or_blame_manifest(root: Path) -> Manifest | Fault:
     except (OtherVersionError, UnreadableError):
         raise
     except IncompatibleCacheError as error:
-        if not (path.exists() and first_indexes(root)):
+        if not (path.exists() and (alone or first_indexes(root))):
             raise
         return Fault(path.name, problem_of(error, path))
     if _is_of_another_capture(root, manifest):

@@ -17,6 +17,7 @@ from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, manifest_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.verify.faults import Fault, problem_of, reading_fault, unreadable
+from dspark.verify.groups import check_group
 
 _THREADS = 4
 
@@ -59,15 +60,11 @@ class _Shard:
 class _Part:
     paths: CachePaths
     manifest: Manifest
-    layout: ShardLayout
 
 
 def check_shallow(root: Path, manifest: Manifest) -> Shallow:
     """Check all files of a cache without reading the rows."""
-    places = [
-        _Part(paths, part, ShardLayout(part.fields, part.rows_per_shard))
-        for paths, part in parts(root, manifest)
-    ]
+    places = [_Part(paths, part) for paths, part in parts(root, manifest)]
     with ThreadPoolExecutor(_THREADS) as pool:
         shards = list(pool.map(lambda i: _check_shard(places, i), range(manifest.num_shards)))
     faults = [fault for files in shards for file in files for fault in file.faults]
@@ -115,7 +112,7 @@ def _check_shard(places: Sequence[_Part], shard: int) -> list[_Shard]:
 
 def _check_file(place: _Part, shard: int, first: pa.Table | None) -> _Shard:
     """One part of a shard; an extension against the sound index of the first part as well."""
-    paths, manifest, layout = place.paths, place.manifest, place.layout
+    paths, manifest = place.paths, place.manifest
     part = paths.part
     index = paths.index(shard)
     name = str(index.relative_to(paths.root))
@@ -141,21 +138,30 @@ def _check_file(place: _Part, shard: int, first: pa.Table | None) -> _Shard:
         if part and first is not None and _rows(table) != _rows(first):
             other = "its rows are not those of the shard's first index"
             faults.append(Fault(name, other, shard, part=part))
-    data = paths.shard(shard)
-    name = str(data.relative_to(paths.root))
-    problem = None
-    readable = False
+    if manifest.shard_format.is_zarr:
+        found = check_group(paths, manifest, shard, table)
+        readable = not found
+    else:
+        found, readable = _check_safetensors(paths, manifest, shard)
+    faults += found
+    return _Shard(faults, True, table, counts, head_error, readable and counts is not None)
+
+
+def _check_safetensors(
+    paths: CachePaths, manifest: Manifest, shard: int
+) -> tuple[list[Fault], bool]:
+    """Size and header of a safetensors file: the faults, and whether its rows can be read."""
+    layout = ShardLayout(manifest.fields, manifest.rows_per_shard)
+    path = paths.shard(shard)
+    name = str(path.relative_to(paths.root))
     try:
-        problem = _size_problem(data, layout.file_size)
+        problem = _size_problem(path, layout.file_size)
         readable = problem is None
-        if readable and not _has_header(data, layout.header):
+        if readable and not _has_header(path, layout.header):
             problem = "its header is not the one that the manifest describes"
     except OSError as error:
-        readable = False
-        faults.append(reading_fault(error, name, shard, part))
-    if problem:
-        faults.append(Fault(name, problem, shard, part=part))
-    return _Shard(faults, True, table, counts, head_error, readable and counts is not None)
+        return [reading_fault(error, name, shard, paths.part)], False
+    return [Fault(name, problem, shard, part=paths.part)] if problem else [], readable
 
 
 def _readable(files: Iterable[_Shard]) -> list[Counts]:

@@ -8,6 +8,7 @@ from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import manifest_path, target_dir
+from dspark.schemas.stored_shard import shard_files
 
 
 def strays(root: Path, manifest: Manifest) -> list[str]:
@@ -16,9 +17,9 @@ def strays(root: Path, manifest: Manifest) -> list[str]:
     Folders that cannot be listed are passed over.
     """
     known = {manifest_path(root), *(target_dir(root) / name for name in manifest.target_files)}
-    for paths, _ in parts(root, manifest):
+    for paths, part in parts(root, manifest):
         for shard in range(manifest.num_shards):
-            known |= {paths.shard(shard), paths.index(shard)}
+            known |= {*shard_files(paths, part, shard), paths.index(shard)}
     files = {Path(folder, name) for folder, _, names in os.walk(root) for name in names}
     return [f"{path.relative_to(root)}: {_what(path)}" for path in sorted(files - known)]
 

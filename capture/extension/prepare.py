@@ -8,16 +8,17 @@ from pathlib import Path
 from dspark.capture.disk_room import check_room
 from dspark.capture.extension.request import ExtensionRequest
 from dspark.capture.finish import missing_shards
-from dspark.capture.leftovers import remove_leftovers
 from dspark.capture.plan import CapturePlan
 from dspark.capture.workers.job import restarts
 from dspark.schemas.durable import fsync_dir, tmp_path
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.extension import Extension
 from dspark.schemas.index import read_index
+from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest, identity_differences, read_manifest, write_manifest
-from dspark.schemas.paths import CachePaths
+from dspark.schemas.paths import CachePaths, index_dir
+from dspark.schemas.stored_shard import remove_shard, shard_files
 
 
 def prepare_extension(request: ExtensionRequest, plan: CapturePlan) -> list[int]:
@@ -112,7 +113,9 @@ def _delete(paths: CachePaths, manifest: Manifest, extension: Extension) -> None
         InputError: a capture is writing them.
     """
     shards = range(manifest.num_shards)
-    files = [path for of in (paths.index, paths.shard) for s in shards if (path := of(s)).exists()]
+    part = manifest.parts[paths.part]
+    files = [path for s in shards if (path := paths.index(s)).exists()]
+    files += [path for s in shards for path in shard_files(paths, part, s) if path.exists()]
     for path in (*files, *(tmp_path(paths.shard(s)) for s in shards)):
         if is_locked(path):
             raise InputError(
@@ -129,7 +132,8 @@ def _delete(paths: CachePaths, manifest: Manifest, extension: Extension) -> None
     if extension.complete:
         unfinished = replace(extension, complete=False)
         write_manifest(paths.root, manifest.with_extension(paths.part, unfinished))
-    for path in files:
-        path.unlink(missing_ok=True)
-    for folder in {path.parent for path in files}:
-        fsync_dir(folder)
+    for shard in shards:
+        paths.index(shard).unlink(missing_ok=True)
+    fsync_dir(index_dir(paths.root))
+    for shard in shards:
+        remove_shard(paths, part, shard)

@@ -17,6 +17,7 @@ from dspark.schemas.options import checked
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths
 from dspark.schemas.shard_layout import ShardLayout
+from dspark.schemas.url import refuse_url
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def extension_request(options: CaptureOptions) -> ExtensionRequest:
         InputError: an option is not usable.
     """
     options = checked(options)
+    refuse_url("--out", options.out, write=True)
     root = Path(options.out)
     manifest = read_manifest(root)
     first = CachePaths(root, manifest.num_shards)
@@ -80,6 +82,11 @@ def extension_request(options: CaptureOptions) -> ExtensionRequest:
         raise IncompatibleCacheError(
             f"--extend: the capture of {root} is not finished; this finishes it ({NOT_RECORDED} "
             f"must be given again if they were): {capture_command(root, manifest)}"
+        )
+    if options.format not in (None, form := manifest.shard_format.name):
+        raise InputError(
+            f"--format {options.format}: the cache in {root} is in {form} form, and what is added "
+            "to it is as well; leave --format out"
         )
     settings = CaptureSettings.check(recorded_options(root, manifest, _with_request(options)))
     held = _held(root, manifest)

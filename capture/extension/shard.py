@@ -16,12 +16,12 @@ from dspark.capture.targets.features import Features
 from dspark.capture.targets.target import Target
 from dspark.schemas.commands import repair_command
 from dspark.schemas.digest import field_digest
-from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.errors import DamagedError, IncompatibleCacheError, InputError
 from dspark.schemas.index import OK, IndexRow, read_index
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths
 from dspark.schemas.row_bytes import read_field
-from dspark.schemas.shard_layout import ShardLayout
+from dspark.schemas.stored_shard import open_shard, shard_place
 from dspark.schemas.tolerance import token_error, tolerance
 
 
@@ -52,8 +52,8 @@ class ExtendedShard(NewShard):
         super().__init__(shard, plan, target, conversations)
         self._root = root
         self._first = first
-        self._path = CachePaths(root, first.num_shards).shard(shard)
-        self._layout = ShardLayout(first.fields, first.rows_per_shard)
+        self._paths = CachePaths(root, first.num_shards)
+        self._path = shard_place(self._paths, first, shard)
         self._stored: dict[int, IndexRow] = {}
 
     def encode(self) -> Iterator[EncodedRow | IndexRow]:
@@ -63,8 +63,7 @@ class ExtendedShard(NewShard):
             IncompatibleCacheError: the shard is damaged.
             InputError: a row is not as it was.
         """
-        paths = CachePaths(self._root, self._first.num_shards)
-        table, _ = read_index(paths, self._first, self.number)
+        table, _ = read_index(self._paths, self._first, self.number)
         entries = (IndexRow(**{**e, "digests": tuple(e["digests"])}) for e in table.to_pylist())
         self._stored = {entry.sample: entry for entry in entries}
         for sample, stored in self._stored.items():
@@ -128,9 +127,13 @@ class ExtendedShard(NewShard):
         """A stored field of a row, compared with its digest."""
         place = [f.name for f in self._first.fields].index(name)
         field = self._first.fields[place]
-        with open(self._path, "rb") as file:
-            stored = read_field(file, self._layout, field, entry.row, entry.length)
-        if field_digest(stored.view(torch.uint8).numpy().data) != entry.digests[place]:
+        try:
+            with open_shard(self._paths, self._first, self.number) as shard:
+                stored = read_field(shard, field, entry.row, entry.length)
+            sound = field_digest(stored.view(torch.uint8).numpy().data) == entry.digests[place]
+        except DamagedError:
+            sound = False
+        if not sound:
             raise IncompatibleCacheError(
                 f"{self._path}: {name} of dataset row {entry.sample} is damaged; run "
                 f"'{repair_command(self._root)}', which names what then finishes the cache"

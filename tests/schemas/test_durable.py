@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dspark.capture.leftovers import remove_leftovers
 from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.durable import is_tmp, replacing, write_file
+from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.locks import _warn_of_no_locks, is_locked
 
 fork = multiprocessing.get_context("fork")

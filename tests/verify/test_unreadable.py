@@ -14,11 +14,11 @@ from synthetic_cache import write_cache
 
 import dspark
 from dspark.capture.finish import is_committed
+from dspark.schemas import safetensors_shard
 from dspark.schemas.errors import IncompatibleCacheError, InputError, UnreadableError
 from dspark.schemas.manifest import read_manifest
 from dspark.schemas.paths import CachePaths, head_path, manifest_path
 from dspark.train_from_cache.target_head import TargetHead
-from dspark.verify import rows
 from dspark.verify.repair import Repair, repair_cache
 
 Command = Callable[..., tuple[int, str, str]]
@@ -130,19 +130,19 @@ def test_a_disk_that_has_failed(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = rows._fill
+    fill = safetensors_shard.read_fully
     with ext4(tmp_path / "disk", 16 << 20) as fail:
         cache = write_cache(tmp_path / "disk" / "cache")
         reads = 0
 
-        def failing(file: rows.FileIO, out: memoryview, offset: int) -> None:
+        def failing(fd: int, out: memoryview, offset: int, path: Path) -> None:
             nonlocal reads
             reads += 1
             if reads == 150:
                 fail()
-            fill(file, out, offset)
+            fill(fd, out, offset, path)
 
-        monkeypatch.setattr(rows, "_fill", failing)
+        monkeypatch.setattr(safetensors_shard, "read_fully", failing)
         found = dspark.verify_cache(cache, deep=True)
         assert reads >= 150
     assert (found.faults, found.exit_code) == ((), 2)
@@ -158,19 +158,19 @@ def test_a_read_that_fails_in_the_middle(
     number = getattr(errno, code)
     rewrite(cache, 14, "inputs_embeds", stored(cache, 14)["inputs_embeds"] + 1, digest=False)
     before = digests(cache)
-    fill = rows._fill
+    fill = safetensors_shard.read_fully
     reads = 0
 
-    def failing(file: rows.FileIO, out: memoryview, offset: int) -> None:
+    def failing(fd: int, out: memoryview, offset: int, path: Path) -> None:
         nonlocal reads
-        if SHARD in str(file.name):
+        if SHARD in str(path):
             reads += 1
             if reads % 7 == 0:
                 raise OSError(number, os.strerror(number))
-        fill(file, out, offset)
+        fill(fd, out, offset, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "_fill", failing)
+        patch.setattr(safetensors_shard, "read_fully", failing)
         found = dspark.verify_cache(cache, deep=True)
         assert {f.file for f in found.unreadable} == {SHARD}
         assert f"cannot be read ({os.strerror(number)}); bring the disk" in str(found.unreadable[0])

@@ -24,14 +24,15 @@ def count_supervised(cache: Cache, rows: Sequence[int]) -> Tensor:
     target = cache.manifest.target
     counts = torch.zeros(max(target.vocab_size, target.embedding_rows), dtype=torch.int64)
     ids_field, mask_field = cache.field("input_ids"), cache.field("loss_mask")
-    for row in rows:
-        length = int(cache.lengths[row])
-        ids = torch.empty(length, dtype=torch.int32)
-        mask = torch.empty(length, dtype=torch.uint8)
-        cache.read_row(row, ids_field, ids)
-        cache.read_row(row, mask_field, mask)
-        supervised = ids[mask.bool()].long()
-        counts.index_add_(0, supervised, torch.ones_like(supervised))
+    with cache.ahead(([row] for row in rows), [ids_field, mask_field]) as batches:
+        for (row,) in batches:
+            length = int(cache.lengths[row])
+            ids = torch.empty(length, dtype=torch.int32)
+            mask = torch.empty(length, dtype=torch.uint8)
+            cache.read_row(row, ids_field, ids)
+            cache.read_row(row, mask_field, mask)
+            supervised = ids[mask.bool()].long()
+            counts.index_add_(0, supervised, torch.ones_like(supervised))
     return counts
 
 

@@ -1,4 +1,4 @@
-"""What captures that died left behind."""
+"""What processes that died while they wrote a cache left behind."""
 
 from pathlib import Path
 

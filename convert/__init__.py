@@ -1,0 +1,1 @@
+"""A cache written once more with its shards in another form, or with fewer fields."""
