@@ -23,13 +23,13 @@ from dspark.schemas.manifest import (
     read_manifest,
     write_manifest,
 )
-from dspark.schemas.url import refuse_url
 from dspark.schemas.options import checked, takes
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import index_dir, manifest_path, shards_dir, target_dir
 from dspark.schemas.shard_format import LEVELS, SAFETENSORS, ShardFormat
 from dspark.schemas.shard_numbers import parse_shards
 from dspark.schemas.stored_shard import is_committed, shard_files
+from dspark.schemas.url import refuse_url
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
 

@@ -20,6 +20,7 @@ from dspark.remote.store import (
     Store,
     mend,
 )
+from dspark.schemas.digest import FileDigest
 from dspark.schemas.durable import make_dir, names, replacing, write_all, write_file
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.index import read_index
@@ -148,19 +149,21 @@ class Mirror:
             if path.stat().st_size == file.bytes:
                 return  # it was compared when it came
         make_dir(path.parent)
-        self._download(path, file.digest)
+        self._download(path, file)
 
-    def _download(self, path: Path, digest: str | None = None) -> None:
+    def _download(self, path: Path, expected: FileDigest | None = None) -> None:
         name = path.relative_to(self.root).as_posix()
-        state = xxhash.xxh3_64()
+        size = self.store.size(name)
+        sound = expected is None or size == expected.bytes
         with replacing(path) as out:
-            for piece in self.store.pieces(name):
+            state = xxhash.xxh3_64()
+            for piece in self.store.pieces(name, size) if sound else ():
                 state.update(piece)
                 write_all(out, piece)
-            if digest not in (None, state.hexdigest()):
+            if expected and expected != FileDigest(size, state.hexdigest()):
                 raise DamagedObjectError(
-                    f"{self.store.where(name)}: damaged: its bytes do not have the digest of the "
-                    f"manifest; {mend(self.url)}"
+                    f"{self.store.where(name)}: damaged: its bytes do not have the size and "
+                    f"digest of the manifest; {mend(self.url)}"
                 )
 
     # ── shards ──
@@ -170,7 +173,10 @@ class Mirror:
         return self._rows(self._place[field][0], shard)
 
     def _read_rows(self, number: int, shard: int) -> dict[int, StoredRow]:
-        return {row.row: row for row in stored_rows(*self._parts[number], shard)}
+        paths, part = self._parts[number]
+        if not paths.index(shard).exists():
+            self._fetch_index(paths, part, shard)
+        return {row.row: row for row in stored_rows(paths, part, shard)}
 
     def field(self, name: str, shard: int) -> RemoteField:
         """A field of a shard at the URL; errors are those of ``RemoteField``."""
@@ -194,7 +200,8 @@ class Mirror:
         """Open a unit, and note that it is used; None if it is not there."""
         with suppress(FileNotFoundError):
             file = FileIO(self.unit(field, shard))
-            os.utime(file.fileno())
+            with suppress(PermissionError):  # it is another user's
+                os.utime(file.fileno())
             return file
         return None
 

@@ -1,6 +1,7 @@
 """Objects under a URL, read with patience: what is lost on the way is asked for again."""
 
 import logging
+import math
 import os
 import re
 import threading
@@ -71,6 +72,7 @@ class Store:
         self.url = url
         self._store = _open(url)
         self._reached = False
+        self._warned = -math.inf
         self._abandoned = threading.Event()
 
     def abandon(self) -> None:
@@ -195,13 +197,13 @@ class Store:
                     ) from None
                 now = time.monotonic()
                 patience = PATIENCE if self._reached else FIRST_PATIENCE
-                if started is None:
-                    started = now
-                    if self._reached:
-                        logging.getLogger(__name__).warning(
-                            "dspark: %s: %s; tried again for up to %.0f s",
-                            self.where(name), said, patience,
-                        )  # fmt: skip
+                started = now if started is None else started
+                if self._reached and now - self._warned > patience:
+                    self._warned = now
+                    logging.getLogger(__name__).warning(
+                        "dspark: %s: %s; this and what else is lost is tried again for up to "
+                        "%.0f s", self.where(name), said, patience,
+                    )  # fmt: skip
                 if now + pause > started + patience or self._abandoned.wait(pause):
                     raise UnreachableError(
                         f"{self.where(name)}: cannot be read ({said}), tried for "

@@ -20,9 +20,7 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
 _PAGE = 4096
 
 
-def inspect_cache(
-    path: str, local_cache: str | os.PathLike[str] | None = None
-) -> dict[str, Any]:
+def inspect_cache(path: str, local_cache: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Fields, bytes and counts of a cache, finished or not, as JSON-ready values.
 
     Of a cache at a URL only the manifest and the indexes are fetched, so ``physical_bytes`` and

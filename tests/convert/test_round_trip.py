@@ -63,8 +63,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("codec", ["zstd", "lz4", "none"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, codec", zip(KINDS, ["zstd", "lz4", "none"], strict=True))
 def test_there_and_back(tmp_path: Path, kind: str, codec: str) -> None:
     cache = write_cache(tmp_path / "cache", layers=(0, 1), **KINDS[kind])  # type: ignore[arg-type]
     add_extension(cache, layers=(3,))

@@ -1,7 +1,8 @@
 """A plain server of a folder's files with byte ranges, in a process of its own, which can fail.
 
 It answers HTTP clients and, since to read an object is the same there, those of S3 with requests
-for ``/BUCKET/KEY``, of which it counts those that are not signed. Run as a program it prints its port; ``start`` runs it so.
+for ``/BUCKET/KEY``, of which it counts those that are not signed. Run as a program it prints its
+port; ``start`` runs it so.
 """
 
 import json

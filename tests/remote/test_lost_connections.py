@@ -60,7 +60,7 @@ def test_a_lost_connection_is_tried_again(
             for sample in (*rows, 60):  # that one from a shard that is not fetched
                 here, there = local[sample], remote[sample]
                 assert all(torch.equal(here[name], there[name]) for name in here)
-    assert "tried again for up to" in caplog.text
+    assert "is tried again for up to" in caplog.text
 
 
 def test_a_training_goes_on_through_lost_connections(

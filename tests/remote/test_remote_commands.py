@@ -53,7 +53,8 @@ def flipped(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "deep"), [(Path.unlink, False), (lambda p: os.truncate(p, 10), False), (flipped, True)]
+    ("damage", "deep"),
+    [(Path.unlink, False), (lambda p: os.truncate(p, 10), False), (flipped, True)],
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_verify_names_what_it_would_name_in_a_directory(
@@ -127,9 +128,18 @@ def test_evaluate_gives_the_same_from_a_url(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["verify", "--cache", "s3://b/c", "--repair"], "--repair --cache s3://b/c: must be a path"),
-        (["verify", "--cache", "s3://b/c", "--against", "T"], "--against --cache s3://b/c: must be"),
-        (["capture", "--shards", "2", "--out", "s3://b/c"], "--out s3://b/c: must be a path; .*copy"),
+        (
+            ["verify", "--cache", "s3://b/c", "--repair"],
+            "--repair --cache s3://b/c: must be a path",
+        ),
+        (
+            ["verify", "--cache", "s3://b/c", "--against", "T"],
+            "--against --cache s3://b/c: must be",
+        ),
+        (
+            ["capture", "--shards", "2", "--out", "s3://b/c"],
+            "--out s3://b/c: must be a path; .*copy",
+        ),
         (["capture", "--extend", "--layers", "0", "--out", "s3://b/c"], "--out s3://b/c: must be"),
         (["convert", "--cache", "s3://b/c", "--to", "x", "--format", "zarr"], "--cache s3://b/c: "),
         (["convert", "--cache", "x", "--to", "gs://b/c", "--format", "zarr"], "--to gs://b/c: "),

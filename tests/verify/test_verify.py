@@ -202,9 +202,10 @@ def test_several_faults_in_the_order_of_rows(cache: Path) -> None:
 
 def test_a_row_longer_than_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces and portions do not matter to what is found."""
-    from dspark.verify import deep, rows
+    from dspark.schemas import safetensors_shard
+    from dspark.verify import deep
 
-    monkeypatch.setattr(rows, "_PIECE", 48)
+    monkeypatch.setattr(safetensors_shard, "_PIECE", 48)
     monkeypatch.setattr(deep, "_TASK", 1000)
     cache = write_cache(tmp_path, logits="topk:4", position_rows=3, shards=1)
     assert faults(cache) == []
