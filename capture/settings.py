@@ -74,13 +74,15 @@ class CaptureSettings:
         layers: by their output; None for those that ``drafts`` read.
         drafts: architectures whose layers are stored.
         logits: ``auto``, ``full``, ``topk:k`` or ``head``.
-        dtype: ``bf16``, ``fp16`` or ``fp32``.
+        dtype: ``bf16``, ``fp16``, ``fp32`` or ``fp8``.
+        embeds: ``all`` or ``pictures``: the tokens whose ``inputs_embeds`` are stored.
         batch_tokens: most tokens of a batch, padding included.
         limit: capture only the first rows of the dataset.
         only: shards to capture; None for all.
         overwrite: delete the cache that is there; where it is extended, an unfinished extension.
         tp: workers that share one target by tensor parallelism.
         fsdp: whether the workers of a node share one target by FSDP2.
+        num_workers: processes that render rows; None for the machine's.
         device: where the target runs.
         target_options: how the target is loaded.
         rows: how rows become tokens.
@@ -95,12 +97,14 @@ class CaptureSettings:
     drafts: tuple[str, ...]
     logits: str
     dtype: str
+    embeds: str
     batch_tokens: int
     limit: int | None
     only: tuple[int, ...] | None
     overwrite: bool
     tp: int | None
     fsdp: bool
+    num_workers: int | None
     device: torch.device
     target_options: TargetOptions
     rows: RowOptions
@@ -121,6 +125,8 @@ class CaptureSettings:
                 raise InputError(f"{option_name(name)} {value}: must be at least 1")
         if o.shards > MOST_SHARDS:
             raise InputError(f"--shards {o.shards}: a cache has at most {MOST_SHARDS:,}")
+        if o.num_workers is not None and o.num_workers < 0:
+            raise InputError(f"--num-workers {o.num_workers}: must be at least 0")
         if o.device_map not in (None, "auto"):
             raise InputError(f"--device-map {o.device_map}: choose auto")
         if not 0 <= o.max_skipped <= 1:
@@ -141,12 +147,14 @@ class CaptureSettings:
             drafts=TRAINABLE if o.drafts is None else parse_drafts(o.drafts),
             logits=o.logits,
             dtype=o.dtype or "bf16",
+            embeds=o.embeds or "all",
             batch_tokens=_BATCH_TOKENS if o.batch_tokens is None else o.batch_tokens,
             limit=o.limit,
             only=None if o.only is None else _parse_only(o.only, o.shards),
             overwrite=o.overwrite,
             tp=o.tp,
             fsdp=o.fsdp,
+            num_workers=o.num_workers,
             device=_device(o.device),
             target_options=TargetOptions(
                 revision=o.revision,

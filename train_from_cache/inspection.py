@@ -48,9 +48,10 @@ def _summary(root: Path, manifest: Manifest) -> dict[str, Any]:
                 "dtype": f.dtype,
                 "shape": [manifest.rows_per_shard, *f.row_shape],
                 "token_bytes": f.token_bytes,
-                "real_bytes": f.token_bytes * tokens,
+                "real_bytes": f.real_bytes(tokens, manifest.counts.image_tokens),
                 "logical_bytes": f.row_bytes * manifest.rows_per_shard * len(found),
                 "part": paths.part,
+                "where": f.where,
             }
             for f in part.fields
             if part.complete or not paths.part
