@@ -17,12 +17,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from dspark.benchmarks.feature_cache import draw_lengths, write_feature_cache
 from dspark.benchmarks.machine import resident_memory
 from dspark.benchmarks.plain_readers import (
     HOW,
+    THREADS,
     FilePerSample,
     PaddedShards,
     PaddedShardsSliced,
@@ -40,8 +42,11 @@ from dspark.train_from_cache.order import StreamOrder
 from dspark.train_from_cache.stream import RING, BatchStream, read_threads
 
 FIELDS = ("input_ids", "attention_mask", "loss_mask", "last_hidden_state")
-OURS, BARE = "dspark", "bare preadv"
+OURS, TRIMMED, BARE = "dspark", "dspark, --trim", "bare preadv"
 ROOM = 200e6
+# Of a warm pass: batches before which workers start and memory is touched for the first time, and
+# those that are counted.
+FIRST, COUNTED = 8, 32
 
 
 def main() -> None:
@@ -81,55 +86,34 @@ def _measure(given: argparse.Namespace, folder: Path) -> Result:
     )  # fmt: skip
     cache = open_cache(root)
     fields = read_fields(cache)
-    batches = order_of(cache, given.batch_size)
     readers = _write_plain(cache, fields, folder)
-    _check_equal(cache, fields, readers, batches[:2])
-    every = {OURS: root, **{reader.name: reader.folder for reader in readers}}
-    sizes = {name: _on_disk(path) for name, path in every.items()}
-
-    token_bytes = sum(field.token_bytes for field in fields)
-    bytes_of_epoch = _bytes(cache, batches, token_bytes)
-    warm: dict[str, list[float]] = {}
-    cold: dict[str, list[float]] = {}
-    best_of: dict[str, str] = {}
+    epoch = order_of(cache, given.batch_size)
+    _check_equal(cache, fields, readers, epoch[:2])
+    counted = 8 if given.small else max(COUNTED, len(epoch))
+    warm = _Warm(cache, fields, order_of(cache, given.batch_size, FIRST + counted))
+    cold = _Cold(cache, fields, epoch)
     for repetition in range(given.repetitions):
         for reader in readers:
-            hows = HOW if not repetition else (best_of[reader.name],)
-            found = {}
-            for how in hows:
-                found[how] = _rate(batches_of(reader, batches, how), cache, batches, token_bytes)
-            best_of[reader.name] = max(found, key=lambda how: found[how])
-            warm.setdefault(reader.name, []).append(max(found.values()))
-        for trim in (False, True):
-            with BatchStream(
-                cache, fields, batches, batch_size=given.batch_size, trim=trim
-            ) as stream:
-                name = f"{OURS}, --trim" if trim else OURS
-                rate = _rate(iter(stream), cache, batches, token_bytes)
-                warm.setdefault(name, []).append(rate)
-        for name in (BARE, OURS):
-            _drop(root)
-            cache.close()
-            before, start = _blocks_read(), time.perf_counter()
-            if name == BARE:
-                _read_bare(cache, fields, batches)
-            else:
-                with BatchStream(
-                    cache, fields, batches, batch_size=given.batch_size, trim=False
-                ) as stream:
-                    for _ in stream:
-                        pass
-            cold.setdefault(name, []).append(bytes_of_epoch / (time.perf_counter() - start) / 1e9)
-            share = (_blocks_read() - before) / bytes_of_epoch
-        cache.close()
+            warm.read_plain(reader, HOW if not (repetition or given.small) else None)
+        warm.read(trim=False)
+        warm.read(trim=True)
+        cold.read_bare()
+        cold.read()
 
     result = Result("reader", {**_parameters(given), "rows": rows, "read threads": read_threads()})
-    names = [OURS, f"{OURS}, --trim", *(r.name for r in readers)]
-    result.measurements += [Measurement(_said(n, best_of), "GB/s", warm[n], "warm") for n in names]
-    result.measurements += [Measurement(n, "GB/s", cold[n], "cold") for n in (OURS, BARE)]
+    names = [OURS, TRIMMED, *(reader.name for reader in readers)]
     result.measurements += [
-        Measurement(name, "bytes per useful byte", [size / (sum(lengths) * token_bytes)], "on disk")
-        for name, size in sizes.items()
+        Measurement(warm.said(name), "GB/s", warm.rates[name], "warm") for name in names
+    ]
+    result.measurements += [
+        Measurement(name, "GB/s", cold.rates[name], "cold") for name in (OURS, BARE)
+    ]
+    token_bytes = sum(field.token_bytes for field in fields)
+    useful = sum(lengths) * token_bytes
+    folders = {OURS: root, **{reader.name: reader.folder for reader in readers}}
+    result.measurements += [
+        Measurement(name, "bytes per useful byte", [_on_disk(path) / useful], "on disk")
+        for name, path in folders.items()
     ]
     ring = RING * given.batch_size * given.max_length * token_bytes
     grown = _memory_elsewhere(root, given)
@@ -137,29 +121,107 @@ def _measure(given: argparse.Namespace, folder: Path) -> Result:
         Measurement("anonymous memory of reading an epoch", "MB", [grown / 1e6], "memory"),
         Measurement("the ring", "MB", [ring / 1e6], "memory"),
     ]
-    rivals = [max(warm[r.name][i] for r in readers) for i in range(given.repetitions)]
+    rivals = zip(*(warm.rates[reader.name] for reader in readers), strict=True)
+    best = [max(rates) for rates in rivals]
+    beyond = max(0.0, grown - ring) / 1e6
     result.targets += [
-        Target(
-            "warm, against the best of the others",
-            [ours / best for ours, best in zip(warm[OURS], rivals, strict=True)],
-            2.5,
-            at_least=True,
-        ),
-        Target(
-            "cold, against bare preadv",
-            [ours / bare for ours, bare in zip(cold[OURS], cold[BARE], strict=True)],
-            0.9,
-            at_least=True,
-        ),
-        Target("memory beyond the ring", [max(0.0, grown - ring) / 1e6], ROOM / 1e6, False, "MB"),
+        Target("warm, against the best of the others", _ratios(warm.rates[OURS], best), 2.5, True),
+        Target("cold, against bare preadv", _ratios(cold.rates[OURS], cold.rates[BARE]), 0.9, True),
+        Target("memory beyond the ring", [beyond], ROOM / 1e6, False, "MB"),
     ]
     result.notes.append(
-        f"Cold passes read {share:.2f} bytes from the disk for each useful one (the last pass). "
-        "Anonymous memory is the growth of RssAnon from before the cache is opened, in a process "
-        "of its own, at most over all batches. The others have only the fields that are read on "
-        f"disk, {OURS} all."
+        f"Cold passes read {cold.share:.2f} bytes from the disk for each useful one (the last "
+        f"pass). The first {FIRST} batches of a warm pass are not counted: workers start, and "
+        "memory is touched for the first time. Anonymous memory is the growth of RssAnon from "
+        "before the cache is opened, in a process of its own, the most over all batches. The "
+        f"others have only the fields that are read on disk, {OURS} all."
     )
     return result
+
+
+class _Warm:
+    """Passes over files that are in the page cache.
+
+    Attributes:
+        rates: useful GB/s of each repetition, by what was read.
+    """
+
+    def __init__(self, cache: Cache, fields: Sequence[Field], batches: Sequence[list[int]]) -> None:
+        self.rates: dict[str, list[float]] = {}
+        self._cache, self._fields, self._batches = cache, fields, batches
+        self._useful = _useful_bytes(cache, fields, batches[FIRST:])
+        self._how: dict[str, str] = {}
+
+    def read_plain(self, reader: PlainReader, hows: Sequence[str] | None) -> None:
+        """Read another form: in all of ``hows``, or in the one that was the fastest of them."""
+        found = {
+            how: self._rate(batches_of(reader, self._batches, how))
+            for how in hows or (self._how.get(reader.name, THREADS),)
+        }
+        self._how[reader.name] = max(found, key=lambda how: found[how])
+        self.rates.setdefault(reader.name, []).append(max(found.values()))
+
+    def read(self, *, trim: bool) -> None:
+        """Read the cache."""
+        size = len(self._batches[0])
+        with BatchStream(
+            self._cache, self._fields, self._batches, batch_size=size, trim=trim
+        ) as stream:
+            name = TRIMMED if trim else OURS
+            self.rates.setdefault(name, []).append(self._rate(iter(stream)))
+
+    def said(self, name: str) -> str:
+        """The name of what was read, and how."""
+        return f"{name} ({self._how[name]})" if name in self._how else name
+
+    def _rate(self, loaded: Iterator[Row]) -> float:
+        for _ in range(FIRST):
+            next(loaded)
+        start = time.perf_counter()
+        for _ in loaded:
+            pass
+        return self._useful / (time.perf_counter() - start) / 1e9
+
+
+class _Cold:
+    """Passes over files that the page cache has dropped.
+
+    Attributes:
+        rates: useful GB/s of each repetition, by what was read.
+        share: bytes that the last pass had the disk read for each useful one.
+    """
+
+    def __init__(self, cache: Cache, fields: Sequence[Field], batches: Sequence[list[int]]) -> None:
+        self.rates: dict[str, list[float]] = {OURS: [], BARE: []}
+        self.share = 0.0
+        self._cache, self._fields, self._batches = cache, fields, batches
+        self._useful = _useful_bytes(cache, fields, batches)
+
+    def read_bare(self) -> None:
+        """Read the extents of the batches and nothing else."""
+        with self._timed(BARE):
+            _read_bare(self._cache, self._fields, self._batches)
+
+    def read(self) -> None:
+        """Read the batches."""
+        size = len(self._batches[0])
+        with (
+            self._timed(OURS),
+            BatchStream(
+                self._cache, self._fields, self._batches, batch_size=size, trim=False
+            ) as stream,
+        ):
+            for _ in stream:
+                pass
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._cache.close()
+        _drop(self._cache.root)
+        before, start = _bytes_from_disk(), time.perf_counter()
+        yield
+        self.rates[name].append(self._useful / (time.perf_counter() - start) / 1e9)
+        self.share = (_bytes_from_disk() - before) / self._useful
 
 
 def read_fields(cache: Cache) -> list[Field]:
@@ -168,10 +230,10 @@ def read_fields(cache: Cache) -> list[Field]:
     return [*wanted, *(cache.field(name) for name in FIELDS)]
 
 
-def order_of(cache: Cache, batch_size: int) -> list[list[int]]:
-    """An epoch of batches in a training's order."""
+def order_of(cache: Cache, batch_size: int, steps: int | None = None) -> list[list[int]]:
+    """Batches in a training's order, those of one epoch by default."""
     order = StreamOrder(ok_rows(cache), batch_size, (0, 0))
-    return [order.rows_of_step(step) for step in range(len(cache) // batch_size)]
+    return [order.rows_of_step(step) for step in range(steps or len(cache) // batch_size)]
 
 
 def _write_plain(cache: Cache, fields: Sequence[Field], folder: Path) -> list[PlainReader]:
@@ -202,19 +264,13 @@ def _check_equal(
                     assert not batch[name][:, tokens:].any()
 
 
-def _rate(
-    loaded: Iterator[Row], cache: Cache, batches: Sequence[list[int]], token_bytes: int
-) -> float:
-    """Useful GB/s of all batches but the first, before which workers are started."""
-    next(loaded)
-    start = time.perf_counter()
-    for _ in loaded:
-        pass
-    return _bytes(cache, batches[1:], token_bytes) / (time.perf_counter() - start) / 1e9
+def _useful_bytes(cache: Cache, fields: Sequence[Field], batches: Sequence[list[int]]) -> int:
+    tokens = sum(int(cache.lengths[rows].sum()) for rows in batches)
+    return tokens * sum(field.token_bytes for field in fields)
 
 
-def _bytes(cache: Cache, batches: Sequence[list[int]], token_bytes: int) -> int:
-    return sum(int(cache.lengths[rows].sum()) for rows in batches) * token_bytes
+def _ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(ours, others, strict=True)]
 
 
 def _read_bare(cache: Cache, fields: Sequence[Field], batches: Sequence[list[int]]) -> None:
@@ -252,7 +308,7 @@ def _drop(folder: Path) -> None:
             os.close(fd)
 
 
-def _blocks_read() -> int:
+def _bytes_from_disk() -> int:
     """Bytes that this process had the disk read so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * 512
 
@@ -288,10 +344,6 @@ def _memory_elsewhere(root: Path, given: argparse.Namespace) -> int:
 def _parameters(given: argparse.Namespace) -> dict[str, float]:
     names = ("gigabytes", "hidden_size", "max_length", "mean_length", "batch_size", "repetitions")
     return {name.replace("_", " "): getattr(given, name) for name in names}
-
-
-def _said(name: str, best_of: dict[str, str]) -> str:
-    return f"{name} ({best_of[name]})" if name in best_of else name
 
 
 if __name__ == "__main__":

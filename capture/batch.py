@@ -96,7 +96,9 @@ def packed_batch(features: Features, manifest: Manifest) -> dict[str, Tensor]:
     finite = torch.ones(len(features.last_hidden), dtype=torch.bool, device=device)
     for field in packed.values():
         if field.is_floating_point() and field.dtype != FLOAT8:  # its scale tells
-            finite &= field.isfinite().reshape(len(field), -1).all(1).to(device)
+            rows = field.reshape(len(field), -1)
+            # Both pass on what is not a number; isfinite() of all numbers takes far longer.
+            finite &= (rows.amax(1).isfinite() & rows.amin(1).isfinite()).to(device)
     return packed | {"position_ids": features.position_ids, FINITE: finite}
 
 

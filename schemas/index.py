@@ -5,7 +5,7 @@ import math
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
 _METADATA_KEY = b"dspark"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexRow:
     """What the index says of one sample.
 
@@ -83,7 +83,8 @@ def write_index(path: Path, rows: Sequence[IndexRow], facts: dict[str, Any]) -> 
         rows: one entry per sample, in shard order.
         facts: ``head_error`` and ``identity`` of the shard, kept as JSON in the Parquet schema.
     """
-    table = pa.Table.from_pylist([asdict(r) for r in rows], schema=SCHEMA)
+    columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
+    table = pa.Table.from_pydict(columns, schema=SCHEMA)
     write_file(path, index_bytes(table, facts))
 
 

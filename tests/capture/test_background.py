@@ -1,5 +1,6 @@
 """What lies between the target and the disk is bounded, and no failure there is lost."""
 
+import math
 import sys
 import threading
 import tracemalloc
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.capture.background import BackgroundWriter, OpenShard
-from dspark.capture.batch import FINITE
+from dspark.capture.batch import FINITE, packed_batch
 from dspark.capture.host_copies import HostCopies
 from dspark.capture.progress import Step
 from dspark.capture.rendering.batch_inputs import BatchInputs
@@ -199,3 +200,23 @@ def test_an_encoded_row_is_small_whatever_its_length() -> None:
     tracemalloc.stop()
     assert grown / len(rows) < 700, grown
     assert sys.getsizeof(rows[0].loss_borders) < 300
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_number_that_is_not_finite_is_seen(dtype: torch.dtype) -> None:
+    """At any place of a vector, beside any others."""
+    vectors = torch.randn(60, 20).to(dtype)
+    for i, bad in enumerate((math.nan, math.inf, -math.inf)):
+        for place in range(20):
+            vectors[20 * i + place, place] = bad
+            vectors[20 * i + place, (place + 7) % 20] = (1.0, -math.inf, math.inf)[i]
+    vectors = torch.cat([vectors, torch.finfo(dtype).max * torch.ones(3, 20).to(dtype)])
+    features: Any = SimpleNamespace(
+        stored={"last_hidden_state": vectors, "inputs_embeds": torch.zeros_like(vectors)},
+        last_hidden=vectors,
+        position_ids=None,
+    )
+    manifest: Any = SimpleNamespace(logits="head")
+    finite = packed_batch(features, manifest)[FINITE]
+    assert finite.tolist() == [all(map(math.isfinite, v)) for v in vectors.tolist()]
+    assert finite.tolist() == [False] * 60 + [True] * 3

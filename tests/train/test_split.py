@@ -33,6 +33,7 @@ def test_a_larger_fraction_holds_out_more_of_the_same() -> None:
     assert set(few) < set(many)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=50), st.floats(0, 0.999))
 def test_rows_are_held_out_by_the_digest_of_their_number(rows: list[int], fraction: float) -> None:
     digests = [xxhash.xxh3_64_intdigest(struct.pack("<q", row)) for row in rows]
