@@ -29,7 +29,7 @@ def test_it_runs(tmp_path: Path) -> None:
         "bundled target: user and system time of a pass",
         "bundled target: peak memory",
     }
-    longer, _, memory = found["targets"]
+    longer, memory = found["targets"]
     assert len(longer["values"]) == 2 and longer["bound"] == 1.05 and not longer["at_least"]
     assert memory["met"], "peak memory grows with the number of rows"
     assert all("none is padded beyond its longest row" in note for note in found["notes"])
