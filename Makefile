@@ -17,8 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python -m dspark.bundled.demo --out build/demo
 
+# Files of tests run side by side, each process with one thread.
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 # mypy does not see an editable install whose package is the repository root: it gets a link.
 lint: install

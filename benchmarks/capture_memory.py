@@ -4,8 +4,8 @@
 
 The files hold pictures of few pixels, most of whose bytes are metadata, so that a large file is
 captured in little time. Batches are small, so that the small file fills them too. Memory is that
-of the capturing process (VmHWM), and that of it and the process that reads large row groups for it
-together (their resident sets, sampled).
+of the capturing process (VmHWM), and that of it, its rendering processes and those that read large
+row groups for them together (sampled).
 """
 
 import argparse
@@ -73,9 +73,9 @@ def measure(path: Path, out: Path) -> dict[str, float]:
         whole = psutil.Process(process.pid)
         while process.poll() is None:
             try:
-                # Before its exec a child seems to hold its parent's memory once more.
-                readers = [p for p in whole.children() if "arrow_batches" in "".join(p.cmdline())]
-                together.append(sum(p.memory_info().rss for p in [whole, *readers]))
+                family = [whole, *whole.children(recursive=True)]
+                # What forked processes share is counted once.
+                together.append(sum(p.memory_full_info().pss for p in family))
             except psutil.Error:
                 pass
             time.sleep(0.05)

@@ -40,7 +40,7 @@ def main() -> None:
     given = parser.parse_args()
     options: dict[str, Any] = {
         "steps": given.steps, "batch_size": given.batch_size, "lr": given.lr, "device": "cpu",
-        "draft_config": CONFIG, "log_every": 100, "resume": given.out.exists(),
+        "draft_config": CONFIG, "log_every": 100, "resume": given.out.exists(), "trim": True,
     }  # fmt: skip
     trained = train_drafts(given.cache, ARCHITECTURES, given.out / "drafts", **options)
     control = train_drafts(

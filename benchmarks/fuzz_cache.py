@@ -1,4 +1,4 @@
-"""Hostile manifests, indexes and shard headers against the reader.
+"""Hostile manifests, indexes, columns and shard headers against the reader.
 
     python benchmarks/fuzz_cache.py --inputs 20000
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_cache import HostileCache, Outcome  # type: ignore[import-not-found]
 
-from dspark.schemas.paths import manifest_path
+from dspark.schemas.paths import columns_path, manifest_path
 
 
 def run(
@@ -65,23 +65,26 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=20000, help="of all kinds together")
-    inputs = -(-parser.parse_args().inputs // 6)
+    inputs = -(-parser.parse_args().inputs // 8)
     with tempfile.TemporaryDirectory(prefix="dspark-fuzz-") as folder:
         cache = HostileCache(Path(folder) / "cache")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(f"{'':32}{'inputs':>8}{'refused':>10}{'same':>10}{'other':>10}{'tracebacks':>12}")
         manifest, index = manifest_path(cache.root), cache.paths.index(0)
+        columns = columns_path(cache.root)
         damage = [
             run(
                 "manifest, bytes", lambda d: cache.change_bytes(manifest, d), inputs, cache.meaning
             ),
             run("index, bytes", lambda d: cache.change_bytes(index, d), inputs, cache.meaning),
+            run("columns, bytes", lambda d: cache.change_bytes(columns, d), inputs, cache.meaning),
             run("shard header, bytes", cache.change_header, inputs, cache.meaning),
             run("manifest, odd JSON", cache.change_text, inputs, cache.meaning),
         ]
         forged = [
             run("manifest, entries, digest right", cache.change_document, inputs, cache.meaning),
             run("index, rows, digest right", cache.change_rows, inputs, cache.meaning),
+            run("columns, digests right", cache.change_columns, inputs, cache.meaning),
         ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"peak memory grew by {(peak - before) / 1024:.0f} MiB")

@@ -69,7 +69,7 @@ def main() -> None:
     for name, options in RUNS.items():
         draft = out / "drafts" / name.replace(", ", "-").replace(" ", "-")
         run(
-            f"train-draft --cache {shlex.quote(str(cache))} {options} --log-every 100 "
+            f"train-draft --cache {shlex.quote(str(cache))} {options} --trim --log-every 100 "
             f"--out {shlex.quote(str(draft))}"
         )
         result = evaluations(draft)

@@ -1,6 +1,7 @@
 """One batch of a shard: run the target, then what is stored of each row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -8,15 +9,19 @@ from torch import Tensor
 from dspark.capture.rendering.batch_inputs import BatchInputs
 from dspark.capture.rendering.encoded_rows import EncodedRow
 from dspark.capture.targets.features import Features, capture_features
-from dspark.capture.targets.logits import stored_logits
+from dspark.capture.targets.logits import LOGITS_AT_ONCE, stored_logits
 from dspark.capture.targets.target import Target
 from dspark.capture.workers.replica import LOST_PEER, is_lost_peer
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
 from dspark.schemas.fields import Field
+from dspark.schemas.float8 import FLOAT8
 from dspark.schemas.manifest import Manifest
 
 _NAMED_ROWS = 8
+
+FINITE = "finite"
+"""Beside the fields of a packed batch."""
 
 
 def run_batch(
@@ -40,7 +45,10 @@ def run_batch(
             [len(row) for row in inputs.rows],
             layers=manifest.layers,
             dtype=torch_dtype(FLOAT_CODES[manifest.dtype]),
+            float8=manifest.dtype == "fp8",
+            pictures_alone=any(f.where for f in manifest.fields),
             with_logits=with_head or manifest.logits != "head",
+            logits_at_once=_logits_at_once(manifest, target),
         )
     except InputError:
         raise
@@ -63,31 +71,77 @@ def run_batch(
         ) from error
 
 
-def split_batch(
-    rows: list[EncodedRow], features: Features, manifest: Manifest
-) -> Iterator[tuple[EncodedRow, dict[str, Tensor]]]:
-    """Each row of the batch with all tensors that it may store, ``[L, …]``, on the CPU."""
+def _logits_at_once(manifest: Manifest, target: Target) -> int | None:
+    """Rows whose logits may be there at the same time."""
+    if target.gathered is not None and manifest.logits != "head":
+        return None  # its workers would run the head a different number of times
+    return max(1, LOGITS_AT_ONCE // manifest.target.vocab_size)
+
+
+def packed_batch(features: Features, manifest: Manifest) -> dict[str, Tensor]:
+    """All floats and positions that the rows of a batch may store, rows one after the other, where
+    the target computed them.
+
+    Returns:
+        Fields ``[R, …]``; ``position_ids`` ``[axes, R]``; and ``FINITE``, bool ``[R]``: whether all
+        floats of a token are.
+    """
     packed = dict(features.stored)
     if manifest.logits != "head":
         assert features.logits is not None
         dtype = torch_dtype(FLOAT_CODES[manifest.dtype])
-        packed |= stored_logits(features.logits, manifest.logits, dtype)
-    packed = {k: v.cpu() for k, v in packed.items()}
-    positions = features.position_ids.cpu()
-    start = 0
-    for row in rows:
-        where = slice(start, start + len(row))
-        start += len(row)
-        tensors = {k: v[where] for k, v in packed.items()}
-        tensors |= {
-            "input_ids": row.input_ids.int(),
-            "attention_mask": torch.ones(len(row), dtype=torch.uint8),
-            "loss_mask": row.loss_mask.to(torch.uint8),
-            "image_mask": row.image_mask.to(torch.uint8),
-        }
-        if (field := manifest.field("position_ids")) is not None:  # None in an extension
-            tensors["position_ids"] = _positions(positions[:, where], field)
-        yield row, tensors
+        parts = chain([features.logits], features.more_logits)
+        packed |= stored_logits(parts, manifest.logits, dtype)
+    device = features.last_hidden.device
+    finite = torch.ones(len(features.last_hidden), dtype=torch.bool, device=device)
+    for field in packed.values():
+        if field.is_floating_point() and field.dtype != FLOAT8:  # its scale tells
+            rows = field.reshape(len(field), -1)
+            # Both pass on what is not a number; isfinite() of all numbers takes far longer.
+            finite &= (rows.amax(1).isfinite() & rows.amin(1).isfinite()).to(device)
+    return packed | {"position_ids": features.position_ids, FINITE: finite}
+
+
+def row_tensors(
+    row: EncodedRow, ids: Tensor, packed: Mapping[str, Tensor], start: int, manifest: Manifest
+) -> dict[str, Tensor]:
+    """All tensors that one row may store, ``[L, …]``.
+
+    Args:
+        row: of the batch.
+        ids: ``[L]``, its ``input_ids``.
+        packed: of the batch (see ``packed_batch``), on the CPU.
+        start: the row's first token in it.
+        manifest: of the cache that is written or compared with.
+    """
+    where = slice(start, start + len(row))
+    image_id = manifest.target.image_token_id
+    image_mask = torch.zeros_like(ids) if image_id is None else ids == image_id
+    tensors = {k: v[where] for k, v in packed.items() if k not in ("position_ids", FINITE)}
+    tensors |= {
+        "input_ids": ids.int(),
+        "attention_mask": torch.ones(len(row), dtype=torch.uint8),
+        "loss_mask": row.loss_mask(),
+        "image_mask": image_mask.to(torch.uint8),
+    }
+    if (field := manifest.field("position_ids")) is not None:  # None in an extension
+        tensors["position_ids"] = _positions(packed["position_ids"][:, where], field)
+    return tensors
+
+
+def split_batch(
+    inputs: BatchInputs, features: Features, manifest: Manifest
+) -> Iterator[tuple[EncodedRow, dict[str, Tensor]]]:
+    """Each row of the batch with all tensors that it may store, ``[L, …]``, on the CPU."""
+    packed = {k: v.cpu() for k, v in packed_batch(features, manifest).items()}
+    for i, (row, start) in enumerate(zip(inputs.rows, row_starts(inputs.rows), strict=True)):
+        ids = inputs.tensors["input_ids"][i, : len(row)]
+        yield row, row_tensors(row, ids, packed, start, manifest)
+
+
+def row_starts(rows: Sequence[EncodedRow]) -> list[int]:
+    """Where each row of a batch starts among its packed tokens."""
+    return [0, *accumulate(len(row) for row in rows)][:-1]
 
 
 def _positions(positions: Tensor, field: Field) -> Tensor:

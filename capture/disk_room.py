@@ -85,8 +85,8 @@ def keeps_holes(root: Path) -> bool:
 
 
 def token_bytes(manifest: Manifest) -> int:
-    """Bytes that one token takes, over all fields."""
-    return sum(field.token_bytes for field in manifest.fields)
+    """Bytes that one token takes at least, over all fields."""
+    return sum(field.token_bytes for field in manifest.fields if field.where is None)
 
 
 def free_bytes(root: Path) -> int:

@@ -1,11 +1,11 @@
 """The rows of one shard, and what is made sure of while they are captured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from dspark.capture.bad_row import stop_if_asked
 from dspark.capture.conversations import Conversations
 from dspark.capture.plan import CapturePlan
-from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow, encode_row
+from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow
 from dspark.capture.targets.features import Features
 from dspark.capture.targets.logits import prove_head
 from dspark.capture.targets.target import Target
@@ -16,7 +16,7 @@ NON_FINITE = "non-finite features"
 
 
 class NewShard:
-    """A shard of a new cache: each of its rows is encoded, and the head is proved on a batch.
+    """A shard of a new cache: all of its rows are encoded, and the head is proved on a batch.
 
     Args:
         shard: its number.
@@ -38,15 +38,15 @@ class NewShard:
         self.target = target
         self.conversations = conversations
 
-    def encode(self) -> Iterator[EncodedRow | IndexRow]:
-        """Each row, in order, or the index entry of one that is skipped before it runs."""
-        for sample in self.samples:
-            row = self.encode_row(sample)
-            yield self._skipped(sample, row.id, row.reason) if isinstance(row, SkippedRow) else row
+    def begin(self) -> tuple[list[IndexRow], Sequence[int]]:
+        """Called once, first: rows that are skipped unseen, and the samples to encode, in order."""
+        return [], self.samples
 
-    def encode_row(self, sample: int) -> EncodedRow | SkippedRow:
-        max_length = self.plan.manifest.max_length
-        return encode_row(sample, self.conversations, self.target, max_length, self.plan.options)
+    def accept(self, row: EncodedRow | SkippedRow) -> EncodedRow | IndexRow:
+        """A row that was encoded, or the index entry of one that is skipped before it runs."""
+        if isinstance(row, SkippedRow):
+            return self._skipped(row.sample, row.id, row.reason)
+        return row
 
     @property
     def needs_logits(self) -> bool:
@@ -84,8 +84,8 @@ class NewShard:
             id=row.id,
             status=OK,
             length=len(row),
-            image_tokens=int(row.image_mask.sum()),
-            loss_tokens=int(row.loss_mask.sum()),
+            image_tokens=row.image_tokens,
+            loss_tokens=row.loss_tokens,
         )
 
     def _skipped(self, sample: int, row_id: str, reason: str) -> IndexRow:

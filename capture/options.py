@@ -58,7 +58,20 @@ class CaptureOptions:
         ),
     ] = "auto"
     dtype: Annotated[
-        Literal["bf16", "fp16", "fp32"] | None, Help("Type of the stored floats.", default="bf16")
+        Literal["bf16", "fp16", "fp32", "fp8"] | None,
+        Help(
+            "Type of the stored floats; fp8 takes 8 bits a number, with a scale a token, for "
+            "embeddings and hidden states, and bf16 for the last hidden state and logits.",
+            default="bf16",
+        ),
+    ] = None
+    embeds: Annotated[
+        Literal["all", "pictures"] | None,
+        Help(
+            "Which tokens' inputs_embeds to store; pictures leaves out those of text, which a "
+            "trainer looks up in the stored embedding table (proved exact at each token).",
+            default="all",
+        ),
     ] = None
     format: Annotated[
         Literal["safetensors", "zarr"] | None,
@@ -93,6 +106,14 @@ class CaptureOptions:
             "unfinished extension."
         ),
     ] = False
+    num_workers: Annotated[
+        int | None,
+        Help(
+            "Processes beside the target that read, render and tokenise; 0 leaves it to the "
+            "capturing process.",
+            default="cores - 1, at most 8",
+        ),
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Help("Where the target runs.")] = "auto"
     device_map: Annotated[
         str | None,

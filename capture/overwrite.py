@@ -3,7 +3,6 @@
 import logging
 import re
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from dspark.schemas.durable import fsync_dir, is_tmp
@@ -11,7 +10,13 @@ from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest, read_manifest, write_manifest
-from dspark.schemas.paths import index_dir, manifest_path, shards_dir, target_dir
+from dspark.schemas.paths import (
+    columns_path,
+    index_dir,
+    manifest_path,
+    shards_dir,
+    target_dir,
+)
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own
 _STEM = r"shard-\d{5,}-of-\d{5,}(\.plus\d+)?"
@@ -45,8 +50,8 @@ def delete_cache(root: Path) -> None:
             )
     _say(root, manifest, ours)
     if manifest is not None and manifest.complete:
-        with suppress(OSError):  # no room for it; without its indexes, no cache opens either
-            write_manifest(root, replace(manifest, complete=False))
+        with suppress(OSError):  # no room for it; without its columns, no cache opens either
+            write_manifest(root, manifest.unfinished())
     for folder in (index_dir(root), shards_dir(root), target_dir(root)):
         for path in ours:
             if folder in path.parents:
@@ -82,7 +87,7 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
             continue
         known = (
             is_tmp(path)
-            or path == manifest_path(root)
+            or path in (manifest_path(root), columns_path(root))
             or (
                 shards_dir(root) in path.parents
                 and _SHARD.fullmatch(path.relative_to(shards_dir(root)).as_posix())
@@ -108,7 +113,7 @@ def _ours(root: Path, manifest: Manifest | None) -> list[Path]:
 
 def _say(root: Path, manifest: Manifest | None, files: list[Path]) -> None:
     indexes = [path for path in files if path.parent == index_dir(root)]
-    committed = sum(".plus" not in path.name for path in indexes)
+    committed = sum(".plus" not in path.name for path in indexes if path != columns_path(root))
     size = sum(path.lstat().st_blocks * _BLOCK for path in files)
     made = (
         "without a readable manifest"

@@ -13,6 +13,7 @@ from dspark.capture.rendering.fake_image import needs_fake_image
 from dspark.capture.settings import CaptureSettings, RowOptions
 from dspark.capture.stored import TargetSizes, stored, stored_layers
 from dspark.capture.targets.logits import prove_head
+from dspark.capture.targets.picture_entry import check_embeds
 from dspark.capture.targets.probe import probe_target
 from dspark.capture.targets.target import Target
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
@@ -60,6 +61,7 @@ def plan_capture(
     layers = stored_layers(settings, target.num_layers)
     probe = probe_target(target, layers, torch_dtype(FLOAT_CODES[settings.dtype]))
     sizes = TargetSizes(target.num_layers, probe.hidden_size, probe.vocab_size, probe.position_rows)
+    check_embeds(settings.embeds, probe.observed)
     kept = stored(settings, sizes, max_length)
     if kept.logits == "head":
         prove_head(target, probe.features)
@@ -73,6 +75,7 @@ def plan_capture(
         "shards": settings.shards,
         "max_length": max_length,
         "dtype": settings.dtype,
+        "embeds": settings.embeds,
         "layers": list(kept.layers),
         "logits": kept.logits,
         "batch_tokens": settings.batch_tokens,

@@ -110,7 +110,7 @@ class Recapture:
                 with_head=self._manifest.best_logits != "head",
             )
             readable = (part for _, part in readable_parts(self._paths.root, self._manifest))
-            split = (split_batch(inputs.rows, features, part) for part in readable)
+            split = (split_batch(inputs, features, part) for part in readable)
             for of_row in zip(*split, strict=True):
                 tensors = {k: v for _, some in of_row for k, v in some.items()}
                 yield of_row[0][0].sample, tensors

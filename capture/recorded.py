@@ -12,7 +12,7 @@ from dspark.schemas.manifest import Manifest
 
 _NEEDED = (
     *("data", "device", "batch_tokens", "fake_image", "image_root", "allow_download"),
-    *("mask_reasoning", "overlong", "target.attention"),
+    *("mask_reasoning", "overlong", "target.attention", "embeds"),
 )
 
 
@@ -39,6 +39,7 @@ def recorded_options(root: Path, manifest: Manifest, given: CaptureOptions) -> C
         "data": manifest.data,
         "max_length": manifest.max_length,
         "dtype": manifest.dtype,
+        "embeds": identity["embeds"],
         "limit": manifest.num_samples,
         "batch_tokens": identity["batch_tokens"],
         "attn_implementation": identity["target.attention"],

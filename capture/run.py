@@ -1,26 +1,29 @@
 """Stage 1 from end to end."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from dspark.capture.background import BackgroundWriter
 from dspark.capture.conversations import Conversations, open_conversations
 from dspark.capture.extension.plan import plan_extension
 from dspark.capture.extension.prepare import finish_extension, prepare_extension
 from dspark.capture.extension.request import ExtensionRequest, extension_request
 from dspark.capture.extension.shard import ExtendedShard
-from dspark.capture.finish import committed, missing_shards
+from dspark.capture.finish import finish, missing_shards
 from dspark.capture.new_shard import NewShard
 from dspark.capture.options import CaptureOptions
 from dspark.capture.plan import CapturePlan, plan_capture
 from dspark.capture.prepare import check_out, prepare
 from dspark.capture.progress import CaptureProgress, Step
+from dspark.capture.rendering.pool import RenderingPool, default_workers
 from dspark.capture.settings import CaptureSettings
-from dspark.capture.shard import capture_shard
+from dspark.capture.shard import ShardCapture
 from dspark.capture.shard_writer import ShardWriter
 from dspark.capture.skipped import SkippedKind, skipped_table
-from dspark.capture.targets.loading import load_target
+from dspark.capture.targets.loading import load_processor, load_target
 from dspark.capture.targets.target import Target
 from dspark.capture.workers.job import Job
 from dspark.capture.workers.lockstep import lock_step
@@ -73,7 +76,7 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
         TooManySkippedError: the cache is finished, and more rows than ``max_skipped`` were skipped.
         FollowerError: another worker of the job failed before, and has said why.
     """
-    with Job.join() as job:
+    with Job.join() as job, ExitStack() as stack:
         request = extension_request(options) if options.extend else None
         if request is not None and request.adds_nothing:
             return _nothing_to_add(request) if job.is_first else None
@@ -83,8 +86,15 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
         replica = find_replica(settings.tp, settings.fsdp, settings.target_options.device_map)
         if replica is not None:
             replica.connect(job.store, device)
-        conversations = open_conversations(settings.data, settings.rows)
-        target = load_target(settings.target, device, settings.target_options, replica)
+        workers = settings.num_workers
+        if workers is None:
+            workers = default_workers()
+        conversations = open_conversations(settings.data, settings.rows, readers=max(1, workers))
+        processor = load_processor(settings.target, settings.target_options)
+        pool = stack.enter_context(RenderingPool(workers, conversations, processor))
+        target = load_target(
+            settings.target, device, settings.target_options, replica, loaded=processor
+        )
         if request is None:
             plan = plan_capture(settings, target, conversations)
         else:
@@ -109,13 +119,16 @@ def run_capture(options: CaptureOptions) -> CaptureReport | None:
         paths = CachePaths(settings.out, settings.shards, plan.part)
         open_shard = _shards(request, plan, target, conversations)
         step = lock_step(replica, target)
+        mine = _claims(job, settings, plan, paths) if step.writes else iter(())
+
+        def draw() -> tuple[NewShard, ShardWriter | None] | None:
+            drawn, writer = next(mine, (None, None))
+            number = step.agree(drawn)
+            return None if number is None else (open_shard(number), writer)
+
         with CaptureProgress(job, manifest, committed_before, show=options.progress) as progress:
-            mine = _claims(job, settings, plan, paths) if step.writes else iter(())
-            while True:
-                drawn, writer = next(mine, (None, None))
-                if (shard := step.agree(drawn)) is None:
-                    break
-                capture_shard(open_shard(shard), writer, paths, step, progress)
+            with BackgroundWriter(paths, progress) as background:
+                ShardCapture(target, pool, background, step, progress).run(draw)
             step.drain()
             progress.report()
             job.done()
@@ -178,8 +191,9 @@ def _finish(
         return CaptureReport(
             settings.out, manifest, tuple(missing), done.shards, done.bytes, skipped=()
         )
-    held = committed(manifest, paths)
-    finished = manifest.finished(held.counts, held.head_error)
+    held = finish(manifest, paths)
+    finished = held.manifest
+    rewritten += held.rewritten
     if finished.counts.ok == 0:
         reasons = ", ".join(f"{n} x {r}" for r, n in finished.counts.skipped.items())
         raise InputError(

@@ -76,7 +76,8 @@ class CaptureSettings:
         layers: by their output; None for those that ``drafts`` read.
         drafts: architectures whose layers are stored.
         logits: ``auto``, ``full``, ``topk:k`` or ``head``.
-        dtype: ``bf16``, ``fp16`` or ``fp32``.
+        dtype: ``bf16``, ``fp16``, ``fp32`` or ``fp8``.
+        embeds: ``all`` or ``pictures``: the tokens whose ``inputs_embeds`` are stored.
         zarr: whether shards are written in their zarr form.
         batch_tokens: most tokens of a batch, padding included.
         limit: capture only the first rows of the dataset.
@@ -84,6 +85,7 @@ class CaptureSettings:
         overwrite: delete the cache that is there; where it is extended, an unfinished extension.
         tp: workers that share one target by tensor parallelism.
         fsdp: whether the workers of a node share one target by FSDP2.
+        num_workers: processes that render rows; None for the machine's.
         device: where the target runs.
         target_options: how the target is loaded.
         rows: how rows become tokens.
@@ -98,6 +100,7 @@ class CaptureSettings:
     drafts: tuple[str, ...]
     logits: str
     dtype: str
+    embeds: str
     zarr: bool
     batch_tokens: int
     limit: int | None
@@ -105,6 +108,7 @@ class CaptureSettings:
     overwrite: bool
     tp: int | None
     fsdp: bool
+    num_workers: int | None
     device: torch.device
     target_options: TargetOptions
     rows: RowOptions
@@ -126,6 +130,8 @@ class CaptureSettings:
                 raise InputError(f"{option_name(name)} {value}: must be at least 1")
         if o.shards > MOST_SHARDS:
             raise InputError(f"--shards {o.shards}: a cache has at most {MOST_SHARDS:,}")
+        if o.num_workers is not None and o.num_workers < 0:
+            raise InputError(f"--num-workers {o.num_workers}: must be at least 0")
         if o.device_map not in (None, "auto"):
             raise InputError(f"--device-map {o.device_map}: choose auto")
         if not 0 <= o.max_skipped <= 1:
@@ -146,6 +152,7 @@ class CaptureSettings:
             drafts=TRAINABLE if o.drafts is None else parse_drafts(o.drafts),
             logits=o.logits,
             dtype=o.dtype or "bf16",
+            embeds=o.embeds or "all",
             zarr=o.format == ZARR,
             batch_tokens=_BATCH_TOKENS if o.batch_tokens is None else o.batch_tokens,
             limit=o.limit,
@@ -153,6 +160,7 @@ class CaptureSettings:
             overwrite=o.overwrite,
             tp=o.tp,
             fsdp=o.fsdp,
+            num_workers=o.num_workers,
             device=_device(o.device),
             target_options=TargetOptions(
                 revision=o.revision,

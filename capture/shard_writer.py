@@ -3,14 +3,27 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor, uint8
 
 from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.digest import field_digest
 from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.durable import names, write_all
+from dspark.schemas.fields import Field
 from dspark.schemas.shard_layout import ShardLayout
+
+
+class WrittenRow(NamedTuple):
+    """Attributes:
+    digests: of each field, in file order.
+    bytes: that were written.
+    """
+
+    digests: tuple[int, ...]
+    bytes: int
 
 
 class ShardWriter:
@@ -46,7 +59,6 @@ class ShardWriter:
         except BaseException:
             self.close()
             raise
-        self.bytes_written = len(layout.header)
 
     def __enter__(self) -> "ShardWriter":
         return self
@@ -58,18 +70,16 @@ class ShardWriter:
         """End the claim. What was not committed is removed."""
         self._claim.close()
 
-    def write_row(self, row: int, tensors: dict[str, Tensor]) -> tuple[int, ...]:
-        """Write the real tokens of one row.
+    def write_row(self, row: int, tensors: dict[str, Tensor]) -> "WrittenRow":
+        """Write the real tokens of one row. Several threads may write, each its own rows.
 
         Args:
             row: row of the shard.
             tensors: every field, contiguous on the CPU, ``[L, …]`` (``[3, L]`` for mRoPE
                 positions), in the field's type.
-
-        Returns:
-            The digest of each field, in file order.
         """
         digests = []
+        written = 0
         for field in self._layout.fields:
             tensor = tensors[field.name]
             assert tensor.dtype == torch_dtype(field.dtype), field.name
@@ -78,20 +88,33 @@ class ShardWriter:
             runs: list[memoryview] = []
             start = 0
             for offset, size in self._layout.row_extents(field, row, length):
-                runs.append(data[start : start + size])
-                self._write(runs[-1], offset)
+                run = data[start : start + size]
+                for a, b in _stored(field, tensors, size):
+                    self._write(run[a:b], offset + a)
+                    written += b - a
+                runs.append(run)
                 start += size
             assert start == len(data), field.name
             digests.append(field_digest(*runs))
-        return tuple(digests)
+        return WrittenRow(tuple(digests), written)
 
     def _write(self, data: memoryview, offset: int) -> None:
         done = 0
         with names(self._path):
             while done < len(data):
                 done += os.pwrite(self._file.fileno(), data[done:], offset + done)
-        self.bytes_written += done
 
     def commit(self) -> None:
         """Make the data durable and publish the file."""
         self._claim.publish()
+
+
+def _stored(field: Field, tensors: dict[str, Tensor], size: int) -> list[tuple[int, int]]:
+    """The bytes to write of a run of ``size`` bytes of a field, from and to; the others are zero
+    and stay holes."""
+    if field.where is None:
+        return [(0, size)]
+    edges = np.flatnonzero(np.diff(tensors[field.where].numpy(), prepend=0, append=0))
+    return [
+        (a * field.token_bytes, b * field.token_bytes) for a, b in edges.reshape(-1, 2).tolist()
+    ]

@@ -27,7 +27,7 @@ class TargetSizes:
 @dataclass(frozen=True)
 class Stored:
     """Attributes:
-    dtype: ``bf16``, ``fp16`` or ``fp32``.
+    dtype: ``bf16``, ``fp16``, ``fp32`` or ``fp8``.
     layers: decoder layers, by their output.
     logits: ``full``, ``topk:k`` or ``head``.
     fields: all tensors, in file order.
@@ -57,11 +57,13 @@ def stored(settings: CaptureSettings, sizes: TargetSizes, max_length: int) -> St
         InputError: the target has no such layer, or not so many logits.
     """
     layers = stored_layers(settings, sizes.num_layers)
+    # Of fields of width H in the type of logits; two in 8 bits are as wide as one.
+    features = (1 + len(layers)) / (2 if settings.dtype == "fp8" else 1)
     logits = resolve_logits(
         settings.logits,
         hidden_size=sizes.hidden_size,
         vocab_size=sizes.vocab_size,
-        hidden_fields=2 + len(layers),
+        hidden_fields=features + 1,
     )
     fields = build_fields(
         max_length=max_length,
@@ -71,5 +73,6 @@ def stored(settings: CaptureSettings, sizes: TargetSizes, max_length: int) -> St
         dtype=settings.dtype,
         logits=logits,
         position_rows=sizes.position_rows,
+        embeds=settings.embeds,
     )
     return Stored(settings.dtype, tuple(layers), logits, tuple(fields))

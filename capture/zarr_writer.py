@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dspark.capture.shard_writer import ShardWriter
+from dspark.capture.shard_writer import ShardWriter, WrittenRow
 from dspark.schemas.copy_shard import write_zarr
 from dspark.schemas.durable import tmp_path
 from dspark.schemas.manifest import Manifest
@@ -57,13 +57,13 @@ class ZarrShardWriter(ShardWriter):
         self._first_sample = manifest.rows_of(shard).start
         self._rows: list[RowBytes] = []
 
-    def write_row(self, row: int, tensors: dict[str, Tensor]) -> tuple[int, ...]:
+    def write_row(self, row: int, tensors: dict[str, Tensor]) -> WrittenRow:
         """See ``ShardWriter.write_row``."""
-        digests = super().write_row(row, tensors)
+        written = super().write_row(row, tensors)
         field = self._layout.fields[0]
         length = tensors[field.name].shape[field.token_axis]
-        self._rows.append(RowBytes(self._first_sample + row, row, length, digests))
-        return digests
+        self._rows.append(RowBytes(self._first_sample + row, row, length, written.digests))
+        return written
 
     def commit(self) -> None:
         """Make the group durable; its own metadata, written last, publish it."""

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 
+import pyarrow as pa
 import xxhash
 
 from dspark.remote.local_cache import LocalCache, Reservation, Wanted, is_being_fetched
@@ -20,15 +21,16 @@ from dspark.remote.store import (
     Store,
     mend,
 )
+from dspark.schemas.columns import Columns, read_columns
 from dspark.schemas.digest import FileDigest
 from dspark.schemas.durable import make_dir, names, replacing, write_all, write_file
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.index import read_index
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.parts import readable_parts
-from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+from dspark.schemas.paths import columns_path, index_dir, manifest_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
-from dspark.schemas.stored_rows import RowBytes, StoredRow, stored_rows
+from dspark.schemas.stored_rows import RowBytes, StoredRow, rows_in
 from dspark.schemas.url import checked_url, folder_name
 
 _MOST_MANIFEST = 4 << 20
@@ -39,7 +41,8 @@ _OPEN_INDEXES = 16
 
 
 class Mirror:
-    """A cache at a URL. Its small files are here once it is opened.
+    """A cache at a URL. What is read of all rows is here once it is opened; the index of a shard is
+    fetched when that is first needed.
 
     Args:
         url: of the folder with ``manifest.json``.
@@ -49,8 +52,9 @@ class Mirror:
 
     Attributes:
         url: see above.
-        root: the mirror: a folder with all of the cache but its shards.
+        root: the mirror: a folder with the cache's manifest and columns, and with what was fetched.
         manifest: of the cache.
+        columns: of the cache.
         local_cache: where its shards go.
         arguments: the first three, to open it once more.
 
@@ -100,7 +104,10 @@ class Mirror:
                 for number, (_, part) in enumerate(self._parts)
                 for field in part.fields
             }
-            self._fetch_small_files(target_files)
+            make_dir(index_dir(self.root))
+            self.columns: Columns = self._fetch_columns()
+            if target_files:
+                self._fetch_target_files()
         self._field = lru_cache(maxsize=_OPEN_OBJECTS)(self._open_field)
         self._rows = lru_cache(maxsize=_OPEN_INDEXES)(self._read_rows)
 
@@ -114,33 +121,23 @@ class Mirror:
 
     # ── small files ──
 
-    def _fetch_small_files(self, target_files: bool) -> None:
-        tasks: list[Callable[[], None]] = []
-        for paths, part in self._parts:
-            make_dir(paths.index(0).parent)
-            tasks += [
-                partial(self._fetch_index, paths, part, shard)
-                for shard in range(self.manifest.num_shards)
-                if not paths.index(shard).exists()
-            ]
-        if target_files:
-            tasks += [partial(self._fetch_target_file, name) for name in self.manifest.target_files]
+    def _fetch_columns(self) -> Columns:
+        with suppress(IncompatibleCacheError):
+            return read_columns(self.root, self.manifest)
+        self._download(columns_path(self.root), self.manifest.columns)
+        with self.told():
+            return read_columns(self.root, self.manifest)
+
+    def _fetch_target_files(self) -> None:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="dspark-open") as pool:
             try:
-                for task in [pool.submit(task) for task in tasks]:
+                for task in [
+                    pool.submit(self._fetch_target_file, name)
+                    for name in self.manifest.target_files
+                ]:
                     task.result()
             finally:
                 pool.shutdown(cancel_futures=True)
-
-    def _fetch_index(self, paths: CachePaths, part: Manifest, shard: int) -> None:
-        path = paths.index(shard)
-        self._download(path)
-        try:
-            with self.told():
-                read_index(paths, part, shard)
-        except IncompatibleCacheError:
-            path.unlink(missing_ok=True)
-            raise
 
     def _fetch_target_file(self, name: str) -> None:
         path = target_dir(self.root) / name
@@ -173,10 +170,34 @@ class Mirror:
         return self._rows(self._place[field][0], shard)
 
     def _read_rows(self, number: int, shard: int) -> dict[int, StoredRow]:
+        return {row.row: row for row in rows_in(self._index(number, shard))}
+
+    def index(self, field: str, shard: int) -> pa.Table:
+        """The index of a shard that lists a field, fetched if no sound one is here.
+
+        Raises:
+            IncompatibleCacheError: that at the URL is missing or damaged, or says otherwise than
+                the columns.
+        """
+        return self._index(self._place[field][0], shard)
+
+    def _index(self, number: int, shard: int) -> pa.Table:
         paths, part = self._parts[number]
-        if not paths.index(shard).exists():
-            self._fetch_index(paths, part, shard)
-        return {row.row: row for row in stored_rows(paths, part, shard)}
+        path = paths.index(shard)
+        try:
+            table, _ = read_index(paths, part, shard)
+        except IncompatibleCacheError:
+            self._download(path)
+            with self.told():
+                table, _ = read_index(paths, part, shard)
+        if not self.columns.are_those_of(table, part.rows_of(shard)):
+            path.unlink(missing_ok=True)
+            where = self.store.where(path.relative_to(self.root).as_posix())
+            raise DamagedObjectError(
+                f"{where}: it lists other rows than {columns_path(self.root).name}; "
+                + mend(self.url)
+            )
+        return table
 
     def field(self, name: str, shard: int) -> RemoteField:
         """A field of a shard at the URL; errors are those of ``RemoteField``."""

@@ -80,6 +80,11 @@ def inspection(
             f"file length; whole cache {size(summary['cache_bytes'])} on disk"
         ),
     ]
+    lines += [
+        f"{f['name']} is stored where {f['where']} is 1; elsewhere target/ has it, by input_ids"
+        for f in summary["fields"]
+        if f["where"] is not None
+    ]
     if summary["filled_bytes"]:
         lines.append(
             f"padding takes {size(summary['filled_bytes'])} of the disk: a copy filled the holes, "

@@ -8,6 +8,7 @@ from dspark.reports.text import plural, printable_lines, size, table
 
 if TYPE_CHECKING:
     from dspark.capture.estimate.run import CaptureEstimate
+    from dspark.schemas.manifest import Manifest
 
 WORKERS = (1, 8, 64)
 _LESS = "store less (see the table, or --limit, --max-length) or choose another disk"
@@ -109,11 +110,16 @@ def _rows(estimate: "CaptureEstimate") -> str:
                 f"{'none' if manifest.logits == 'head' else manifest.logits}; with those enough"
                 if estimate.part
                 else f"stored: {manifest.dtype}, layers {_layers(manifest.layers)} (by output), "
-                f"logits {manifest.logits}; enough"
+                f"logits {manifest.logits}{_left_out(manifest)}; enough"
             )
             + f" for the drafts {', '.join(estimate.served)}",
         ]
     )
+
+
+def _left_out(manifest: "Manifest") -> str:
+    names = ", ".join(field.name for field in manifest.fields if field.where is not None)
+    return f", {names} of pictures alone" if names else ""
 
 
 def _skipped(estimate: "CaptureEstimate") -> str:
@@ -142,14 +148,14 @@ def _lengths(estimate: "CaptureEstimate") -> str:
 
 def _fields(estimate: "CaptureEstimate") -> str:
     manifest, sizes = estimate.manifest, estimate.sizes
-    tokens = estimate.rows.counts.tokens
+    counts = estimate.rows.counts
     rows = manifest.num_shards * manifest.rows_per_shard
     lines = [
         (
             f.name,
             f.dtype,
             f"{f.token_bytes:,}",
-            size(f.token_bytes * tokens),
+            size(f.real_bytes(counts.tokens, counts.image_tokens)),
             size(f.row_bytes * rows),
         )
         for f in manifest.fields

@@ -33,6 +33,7 @@ def capture_command(root: Path, manifest: "Manifest") -> str:
         "layers": ",".join(map(str, manifest.layers)) or "none",
         "logits": manifest.logits,
         "dtype": manifest.dtype,
+        "embeds": identity.get("embeds"),
         "batch-tokens": identity.get("batch_tokens"),
         "attn-implementation": identity.get("target.attention"),
         "device": identity.get("device"),

@@ -5,12 +5,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dspark.schemas.dtypes import FLOAT_CODES, ITEMSIZE
+from dspark.schemas.dtypes import FLOAT8_CODE, FLOAT_CODES, ITEMSIZE
 from dspark.schemas.layers import hidden_state_key
 
+_SCALE = ".scale"
 MASKS = ("attention_mask", "loss_mask", "image_mask")
-IN_EVERY_CACHE = ("inputs_embeds", "last_hidden_state", "input_ids", "position_ids", *MASKS)
-"""What every capture stores, whatever its layers and logits; so no extension adds it."""
+IN_EVERY_CACHE = (
+    *("inputs_embeds", "inputs_embeds.scale", "last_hidden_state", "input_ids", "position_ids"),
+    *MASKS,
+)
+"""What a capture stores whatever its layers and logits; so no extension adds it."""
+
+
+def scale_key(name: str) -> str:
+    """The name of the field with the scales of an 8-bit field (see ``schemas.float8``)."""
+    return name + _SCALE
+
+
+def is_scale(name: str) -> bool:
+    """Whether a field holds the scales of another."""
+    return name.endswith(_SCALE)
+
 
 FIELDS = "fields"
 """Entry of the identity of a cache that a conversion left fields out of: the names of its fields.
@@ -26,15 +41,18 @@ class Field:
 
     Attributes:
         name: the key in the safetensors file.
-        dtype: safetensors code (``BF16``, ``F16``, ``F32``, ``I32``, ``U8``).
+        dtype: safetensors code (``BF16``, ``F16``, ``F32``, ``F8_E4M3``, ``I32``, ``U8``).
         row_shape: shape of one row, padded to ``--max-length`` T along ``token_axis``.
         token_axis: the axis of ``row_shape`` that counts tokens.
+        where: the mask that is 1 at the tokens that are stored, or None where all are. The others
+            are zero, and holes in the file.
     """
 
     name: str
     dtype: str
     row_shape: tuple[int, ...]
     token_axis: int = 0
+    where: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -45,6 +63,10 @@ class Field:
     def token_bytes(self) -> int:
         """Bytes of one real token."""
         return self.row_bytes // self.row_shape[self.token_axis]
+
+    def real_bytes(self, tokens: int, image_tokens: int) -> int:
+        """Bytes that are stored of rows with so many real tokens, so many of them of pictures."""
+        return self.token_bytes * (tokens if self.where is None else image_tokens)
 
     def extents(self, length: int) -> list[tuple[int, int]]:
         """(offset in the row, bytes) of the runs that hold the first ``length`` tokens."""
@@ -59,13 +81,19 @@ class Field:
             "dtype": self.dtype,
             "shape": [rows, *self.row_shape],
             "token_axis": self.token_axis + 1,
+            **({} if self.where is None else {"where": self.where}),
         }
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Field":
         """The field of a manifest's entry, unchecked."""
-        shape = tuple(document["shape"][1:])
-        return cls(document["name"], document["dtype"], shape, document["token_axis"] - 1)
+        return cls(
+            document["name"],
+            document["dtype"],
+            tuple(document["shape"][1:]),
+            document["token_axis"] - 1,
+            document.get("where"),
+        )
 
 
 def build_fields(
@@ -77,6 +105,7 @@ def build_fields(
     dtype: str,
     logits: str,
     position_rows: int,
+    embeds: str = "all",
 ) -> list[Field]:
     """The fields of a cache.
 
@@ -87,15 +116,19 @@ def build_fields(
         hidden_size: H of the target's language backbone.
         vocab_size: V, the width of the target's logits.
         layers: decoder layers to store, by their output (see ``schemas.layers``).
-        dtype: ``bf16``, ``fp16`` or ``fp32``.
+        dtype: ``bf16``, ``fp16``, ``fp32`` or ``fp8``.
         logits: ``full``, ``topk:k`` or ``head`` (no logits stored).
         position_rows: 1, or the rows of multi-axis rotary positions (3 for mRoPE).
+        embeds: ``all`` stores ``inputs_embeds`` of each token, ``pictures`` where a picture is.
     """
     code = FLOAT_CODES[dtype]
     t = max_length
+    features = ("inputs_embeds", *map(hidden_state_key, layers))
+    feature_code = FLOAT8_CODE if dtype == "fp8" else code
+    where = "image_mask" if embeds == "pictures" else None
     fields = [
-        Field("inputs_embeds", code, (t, hidden_size)),
-        *(Field(hidden_state_key(k), code, (t, hidden_size)) for k in layers),
+        Field("inputs_embeds", feature_code, (t, hidden_size), where=where),
+        *(Field(name, feature_code, (t, hidden_size)) for name in features[1:]),
         Field("last_hidden_state", code, (t, hidden_size)),
     ]
     if logits == "full":
@@ -107,6 +140,8 @@ def build_fields(
             Field("logits_topk.indices", "I32", (t, k)),
             Field("logits_topk.logsumexp", "F32", (t,)),
         ]
+    if dtype == "fp8":
+        fields += [Field(scale_key(name), "F32", (t,)) for name in features]
     positions = (t,) if position_rows == 1 else (position_rows, t)
     fields += [
         Field("input_ids", "I32", (t,)),

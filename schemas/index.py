@@ -5,7 +5,7 @@ import math
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
 _METADATA_KEY = b"dspark"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexRow:
     """What the index says of one sample.
 
@@ -78,15 +78,26 @@ class IndexRow:
 def write_index(path: Path, rows: Sequence[IndexRow], facts: dict[str, Any]) -> None:
     """Write the index durably and atomically: this commits the shard.
 
-    The file has neither compression nor dictionaries, so that what it decodes to is never much
-    larger than the file, and no statistics, which nothing reads.
-
     Args:
         path: the final name.
         rows: one entry per sample, in shard order.
         facts: ``head_error`` and ``identity`` of the shard, kept as JSON in the Parquet schema.
     """
-    table = pa.Table.from_pylist([asdict(r) for r in rows], schema=SCHEMA)
+    columns = {name: [getattr(row, name) for row in rows] for name in SCHEMA.names}
+    table = pa.Table.from_pydict(columns, schema=SCHEMA)
+    write_file(path, index_bytes(table, facts))
+
+
+def index_bytes(table: pa.Table, facts: dict[str, Any]) -> bytes:
+    """The file of an index.
+
+    It has neither compression nor dictionaries, so that what it decodes to is never much larger
+    than the file, and no statistics, which nothing reads.
+
+    Args:
+        table: with the columns of ``SCHEMA``.
+        facts: as for ``write_index``.
+    """
     facts = {**facts, "content": _content(table, facts)}
     buffer = io.BytesIO()
     pq.write_table(
@@ -96,7 +107,7 @@ def write_index(path: Path, rows: Sequence[IndexRow], facts: dict[str, Any]) -> 
         use_dictionary=False,
         write_statistics=False,
     )
-    write_file(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def index_identity(path: Path) -> str | None:
@@ -145,7 +156,7 @@ def read_index(
                     f"{path}: it belongs to a capture with other settings than the manifest's; "
                     f"{way_out}"
                 )
-            table = file.read()
+            table = file.read(use_threads=False)  # there is too little to share
         table.validate(full=True)
         if facts.pop("content") != _content(table, facts):
             raise ValueError("its content does not have the digest that it names")

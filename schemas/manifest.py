@@ -91,7 +91,7 @@ class Manifest:
         rows_per_shard: S; dataset row i is row ``i % S`` of shard ``i // S``.
         num_shards: N.
         max_length: T.
-        dtype: ``bf16``, ``fp16`` or ``fp32``: the type of the float fields.
+        dtype: ``bf16``, ``fp16``, ``fp32`` or ``fp8``: the type of the float fields.
         fields: the tensors of each shard's first file, in file order; ``all_fields`` has all.
         layers: captured layers by output, in that file; -1 is what layer 0 receives.
         logits: ``full``, ``topk:k`` or ``head``.
@@ -101,6 +101,7 @@ class Manifest:
         shard_bytes: size of each shard in its safetensors form, holes included.
         target_files: each file of ``target/``, by its path there with ``/`` between folders.
         counts: totals over all shards.
+        columns: what ``index/columns.safetensors`` of the complete cache must be.
         complete: whether every shard is committed.
         extensions: fields that were added later, in further files beside each shard.
         shard_format: the form of all shards, those of extensions among them.
@@ -122,6 +123,7 @@ class Manifest:
     target_files: dict[str, FileDigest] = field(default_factory=dict)
     head_error: float | None = None
     counts: Counts = field(default_factory=Counts)
+    columns: FileDigest | None = None
     complete: bool = False
     extensions: tuple[Extension, ...] = ()
     shard_format: ShardFormat = ShardFormat()
@@ -188,9 +190,13 @@ class Manifest:
             min(start, self.num_samples), min(start + self.rows_per_shard, self.num_samples)
         )
 
-    def finished(self, counts: Counts, head_error: float | None) -> "Manifest":
+    def finished(self, counts: Counts, head_error: float | None, columns: FileDigest) -> "Manifest":
         """The manifest of the complete cache."""
-        return replace(self, counts=counts, head_error=head_error, complete=True)
+        return replace(self, counts=counts, head_error=head_error, columns=columns, complete=True)
+
+    def unfinished(self) -> "Manifest":
+        """The manifest from before the last shard."""
+        return replace(self, counts=Counts(), head_error=None, columns=None, complete=False)
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
@@ -270,6 +276,7 @@ def _to_document(manifest: Manifest) -> dict[str, Any]:
         "shard_bytes": manifest.shard_bytes,
         "shard_format": manifest.shard_format.document(),
         "counts": asdict(manifest.counts),
+        "columns": None if manifest.columns is None else asdict(manifest.columns),
         "target": asdict(manifest.target),
         "target_files": {name: asdict(file) for name, file in manifest.target_files.items()},
         "data": manifest.data,
@@ -298,6 +305,7 @@ def _from_document(document: Mapping[str, Any]) -> Manifest:
         shard_bytes=document["shard_bytes"],
         target_files={n: FileDigest(**f) for n, f in document["target_files"].items()},
         counts=Counts(**document["counts"]),
+        columns=FileDigest(**found) if (found := document["columns"]) is not None else None,
         complete=document["complete"],
         extensions=tuple(map(Extension.read, document.get("extensions", []))),
         shard_format=ShardFormat.read(document["shard_format"]),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from dspark.schemas.columns import columns_layout
+from dspark.schemas.digest import FileDigest
 from dspark.schemas.dtypes import FLOAT_CODES
 from dspark.schemas.extension import added_fields
 from dspark.schemas.fields import FIELDS, KEPT, Field, build_fields
@@ -22,7 +24,7 @@ _LARGEST_COUNT = 2**40
 _LARGEST_ID = 2**31  # of tokens, positions and rows of a shard, which are stored as int32
 _LARGEST_FILE = 2**63
 _IDENTITY: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("data", "device", "overlong", "target.dtype"), (str,)),
+    **dict.fromkeys(("data", "device", "embeds", "overlong", "target.dtype"), (str,)),
     **dict.fromkeys(("image_root", "target.attention"), (str, type(None))),
     **dict.fromkeys(("batch_tokens", "tensor_parallel"), (int,)),
     **dict.fromkeys(("allow_download", "mask_reasoning", "fake_image"), (bool,)),
@@ -61,18 +63,32 @@ def check_manifest(manifest: "Manifest") -> None:
     _check_fields(m, _first_fields(m))
     _check_extensions(m)
     _check_counts(m)
+    _check_columns(m)
     for name, file in m.target_files.items():
         if not is_inside(name):
             raise ValueError(
                 f"target_files names {reprlib.repr(name)}, which is not inside target/"
             )
-        if not 0 <= file.bytes < _LARGEST_FILE or not re.fullmatch("[0-9a-f]{16}", file.digest):
+        if not _can_be(file):
             raise ValueError(f"target_files: {reprlib.repr(name)} cannot be so")
     if head_path(Path()).name not in m.target_files:
         raise ValueError("target_files lacks the head's weights")
 
 
+def _can_be(file: FileDigest) -> bool:
+    return 0 <= file.bytes < _LARGEST_FILE and bool(re.fullmatch("[0-9a-f]{16}", file.digest))
+
+
+def _check_columns(m: "Manifest") -> None:
+    if m.columns is None:
+        if m.complete:
+            raise ValueError("it is complete and lacks columns")
+    elif not _can_be(m.columns) or m.columns.bytes != columns_layout(m.num_samples).file_size:
+        raise ValueError("columns cannot be so")
+
+
 def _check_types(m: "Manifest") -> None:
+    files = [*m.target_files.values(), *([] if m.columns is None else [m.columns])]
     sizes = (m.num_samples, m.num_shards, m.rows_per_shard, m.max_length, m.shard_bytes)
     t, c = m.target, m.counts
     texts = (t.id, t.revision, t.architecture, t.model_type, t.text_model_type)
@@ -99,8 +115,8 @@ def _check_types(m: "Manifest") -> None:
             ("target's token ids", () if i is None else (i,), int)
             for i in (t.image_token_id, t.video_token_id, t.pad_token_id)
         ),
-        ("target_files' bytes", [f.bytes for f in m.target_files.values()], int),
-        ("target_files' digests", [f.digest for f in m.target_files.values()], str),
+        ("target_files' or columns' bytes", [f.bytes for f in files], int),
+        ("target_files' or columns' digests", [f.digest for f in files], str),
     ):
         for value in values:
             if type(value) is not kind:
@@ -159,6 +175,7 @@ def _first_fields(m: "Manifest") -> list[Field]:
         dtype=m.dtype,
         logits=m.logits,
         position_rows=positions.row_shape[0] if positions and positions.token_axis else 1,
+        embeds=str(m.identity.get("embeds", "all")),
     )
     if FIELDS not in m.identity:
         return fields

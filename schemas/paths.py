@@ -47,6 +47,11 @@ def index_dir(root: Path) -> Path:
     return root / "index"
 
 
+def columns_path(root: Path) -> Path:
+    """Columns of the sample indexes of all shards (safetensors); see ``columns``."""
+    return index_dir(root) / "columns.safetensors"
+
+
 def first_indexes(root: Path) -> list[Path]:
     """What has the name of a shard's first index, that of no extension, of any number of shards."""
     return sorted(p for p in index_dir(root).glob("shard-*.parquet") if ".plus" not in p.name)

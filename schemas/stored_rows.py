@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from dspark.schemas.index import OK, read_index
@@ -51,7 +52,11 @@ def stored_rows(paths: CachePaths, manifest: Manifest, shard: int) -> list[Store
     Raises:
         IncompatibleCacheError: its index is damaged, gone or not readable.
     """
-    table, _ = read_index(paths, manifest, shard)
+    return rows_in(read_index(paths, manifest, shard)[0])
+
+
+def rows_in(table: pa.Table) -> list[StoredRow]:
+    """The rows that hold a sample, of an index as ``index.read_index`` gives it."""
     columns = list(StoredRow.__dataclass_fields__)
     ok = table.filter(pc.equal(table["status"], OK)).select(columns)
     return [StoredRow(**entry) for entry in ok.to_pylist()]

@@ -122,8 +122,10 @@ def _real_rows(cache: Path, path: Path) -> Any:
 
 def _place(cache: Path, path: Path, offset: int) -> tuple[str, int | None, str | None]:
     """What a byte belongs to: its kind, and its dataset row and field if it is a real token's."""
+    if path.name in ("manifest.json", "columns.safetensors"):
+        return path.name, None, None
     if path.parent.name != "shards":
-        return path.parent.name if path.parent != cache else path.name, None, None
+        return path.parent.name, None, None
     with open(path, "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))

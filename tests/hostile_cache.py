@@ -4,21 +4,23 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from synthetic_cache import add_extension, write_cache
 
-from dspark.schemas.digest import json_digest
+from dspark.schemas.columns import columns_layout
+from dspark.schemas.digest import file_digest, json_digest
 from dspark.schemas.errors import InputError
 from dspark.schemas.index import IndexRow, read_index, write_index
 from dspark.schemas.manifest import read_manifest
-from dspark.schemas.paths import CachePaths, manifest_path
+from dspark.schemas.paths import CachePaths, columns_path, manifest_path
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.train_from_cache.cache import open_cache
 from dspark.train_from_cache.drafts import ARCHITECTURES, draft_class
@@ -81,6 +83,8 @@ class HostileCache:
                 for arch in ARCHITECTURES:
                     draft_class(arch).config_from_cache(cache.manifest, {})
                 state = xxhash.xxh3_64(repr(cache.manifest).encode())
+                for column in (cache.lengths, cache.image_tokens, cache.loss_tokens):
+                    state.update(column.tobytes())
                 for shard in range(cache.manifest.num_shards):
                     table, facts = read_index(self.paths, cache.manifest, shard)
                     state.update(repr((table.to_pylist(), facts)).encode())
@@ -141,6 +145,18 @@ class HostileCache:
             else:
                 rows[0], rows[at] = rows[at], rows[0]
         return self.try_rows(rows, facts)
+
+    def change_columns(self, data: DataObject) -> Outcome:
+        """Change numbers of the columns and give the manifest their digest."""
+        path = columns_path(self.root)
+        with self._kept(path):
+            numbers = np.memmap(path, "<i4", "r+", len(columns_layout(1).header))
+            for _ in range(data.draw(st.integers(1, 3))):
+                at = data.draw(st.integers(0, len(numbers) - 1))
+                numbers[at] = data.draw(st.sampled_from([-(2**31), -1, *range(10), 2**31 - 1]))
+            numbers.flush()
+            digest = asdict(file_digest(path))
+            return self.try_document({**self.document, "columns": digest})
 
     def change_bytes(self, path: Path, data: DataObject) -> Outcome:
         """Flip, cut, insert or repeat bytes of a file."""

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dspark.schemas.digest import field_digest, file_digest
+from dspark.schemas.columns import write_columns
+from dspark.schemas.digest import FileDigest, field_digest, file_digest
 from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.extension import Extension
 from dspark.schemas.fields import Field, build_fields
@@ -152,8 +154,21 @@ def write_cache(
         facts = {"head_error": None, "identity": manifest.identity_hash}
         write_index(paths.index(shard), index, facts)
     total = Counts(**counts, skipped={"too_long": skipped} if skipped else {})
-    write_manifest(root, manifest.finished(total, None))
+    write_manifest(root, manifest.finished(total, None, _write_columns(root, manifest)))
     return root
+
+
+def with_columns(root: Path) -> Path:
+    """Make columns and manifest of a finished cache say what its indexes say; its directory."""
+    manifest = read_manifest(root)
+    write_manifest(root, replace(manifest, columns=_write_columns(root, manifest)))
+    return root
+
+
+def _write_columns(root: Path, manifest: Manifest) -> FileDigest:
+    paths = CachePaths(root, manifest.num_shards)
+    tables = (read_index(paths, manifest, shard)[0] for shard in range(manifest.num_shards))
+    return write_columns(root, manifest.num_samples, tables)
 
 
 def add_extension(

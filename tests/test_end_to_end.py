@@ -91,7 +91,15 @@ def test_the_picture_matters(caches: tuple[dspark.Cache, dspark.Cache], tmp_path
 
     out = tmp_path / "msd"
     dspark.train_draft(
-        seen.root, "msd", out, steps=350, batch_size=16, lr=3e-3, eval_fraction=0, progress=False
+        seen.root,
+        "msd",
+        out,
+        steps=350,
+        batch_size=16,
+        lr=3e-3,
+        eval_fraction=0,
+        trim=True,
+        progress=False,
     )
     draft = draft_class("msd").from_pretrained(out).eval()
     draft.attach_head(TargetHead.load(seen.root))

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 Batch: TypeAlias = dict[str, Tensor]
-"""Stored fields by name, ``[B, L, …]`` (``[B, 3, L]`` for mRoPE positions), L being the longest row
-of the batch and all positions beyond a row's length zero; ``length`` and ``sample`` (dataset row)
-int64 ``[B]``. Float fields have the cache's type."""
+"""Stored fields by name, ``[B, L, …]`` (``[B, 3, L]`` for mRoPE positions), with zeros at all
+positions beyond a row's length; ``length`` and ``sample`` (dataset row) int64 ``[B]``. Float fields
+have the cache's type, or bfloat16 where that is fp8 (see ``decode``). L is T, the most tokens that
+a row of the cache may have, or the longest row of the batch where batches are trimmed; their
+tensors are views with gaps between the rows."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dspark.remote.ahead import FetchAhead
 from dspark.remote.mirror import Mirror
+from dspark.schemas.columns import read_columns
 from dspark.schemas.commands import (
     NOT_RECORDED,
     capture_command,
@@ -36,6 +36,7 @@ from dspark.schemas.paths import target_dir
 from dspark.schemas.url import is_url, refuse_local_cache
 from dspark.train_from_cache.part import Part, unusable
 from dspark.train_from_cache.remote_part import RemotePart
+from dspark.train_from_cache.rows import Rows
 from dspark.train_from_cache.zarr_part import ZarrPart
 
 _OPEN_SHARDS = 256
@@ -46,8 +47,8 @@ class Cache:
 
     Args:
         root: the cache directory.
-        check_digests: compare all that is read with its digest: the files of ``target/`` now, each
-            field of a row whenever it is read.
+        check_digests: compare all that is read with its digest: the files of ``target/`` now, the
+            index of a shard when a row of it is read, each field of a row whenever it is read.
         mirror: of a cache at a URL, whose root is ``root``.
 
     Raises:
@@ -57,7 +58,8 @@ class Cache:
         root: the cache directory; of one at a URL, the folder that has its small files here.
         location: what the cache is called: its directory, or its URL.
         manifest: what is stored and how.
-        lengths: int32 ``[M]``, stored tokens of each dataset row, 0 where it was skipped.
+        lengths: int32 ``[M]``, stored tokens of each dataset row, 0 where it was skipped; this and
+            the next two are mapped from their file, and cannot be written to.
         image_tokens: int32 ``[M]``, positions of each row that a picture fills.
         loss_tokens: int32 ``[M]``, supervised positions of each row.
         check_digests: whether what is read is compared with its digest.
@@ -77,6 +79,9 @@ class Cache:
                 + capture_command(root, self.manifest)
             )
         self.check_digests = check_digests
+        columns = read_columns(root, self.manifest) if mirror is None else mirror.columns
+        self.lengths, self.image_tokens = columns.length, columns.image_tokens
+        self.loss_tokens = columns.loss_tokens
         found = list(readable_parts(root, self.manifest))
         kind: Callable[..., Part] = ZarrPart if self.manifest.shard_format.is_zarr else Part
         if mirror is not None:
@@ -85,21 +90,13 @@ class Cache:
             kind(
                 paths,
                 part,
+                columns,
                 way_out=self._way_out(paths.part),
                 check_digests=check_digests,
                 open_files=max(1, _OPEN_SHARDS // len(found)),
             )
             for paths, part in found
         ]
-        first = self._parts[0]
-        self.lengths, self.image_tokens = first.lengths, first.image_tokens
-        self.loss_tokens = first.loss_tokens
-        for part in self._parts:
-            if not np.array_equal(part.lengths, first.lengths):
-                raise IncompatibleCacheError(
-                    f"{root}: the index of {part.fields[0].name} lists other rows than that of "
-                    f"{first.fields[0].name}; {part.way_out}"
-                )
         self._part_of = {field.name: part for part in self._parts for field in part.fields}
         if check_digests:
             self._check_target_files()
@@ -210,7 +207,17 @@ class Cache:
             IncompatibleCacheError: the shard file is missing or shorter than it must be, or digests
                 are checked and the bytes do not have theirs.
         """
-        return self._part_of[field.name].read_row(index(sample), field, out)
+        # Of an empty tensor, torch gives no view of another type.
+        data = out.view(torch.uint8).numpy().reshape(-1).data if out.numel() else memoryview(b"")
+        return self.part_of(field).read_row(index(sample), field, data)
+
+    def entry(self, sample: int) -> dict[str, Any]:
+        """What the index says of a dataset row: the columns of ``schemas.index.IndexRow``."""
+        return self._parts[0].entry(index(sample))
+
+    def part_of(self, field: Field) -> Part:
+        """The files that hold one of the manifest's fields."""
+        return self._part_of[field.name]
 
     def _check_target_files(self) -> None:
         for name, file in self.manifest.target_files.items():
@@ -280,9 +287,10 @@ def _open_remote(
     return Cache(mirror.root, check_digests, mirror)
 
 
-def ok_rows(cache: Cache) -> np.ndarray:
-    """Dataset rows (int64) that hold a sample."""
-    return np.flatnonzero(cache.lengths > 0)
+def ok_rows(cache: Cache) -> Rows:
+    """Dataset rows that hold a sample."""
+    manifest = cache.manifest
+    return Rows(manifest.num_samples, manifest.rows_per_shard, lambda rows: cache.lengths[rows] > 0)
 
 
 def require_fields(cache: Cache, names: Sequence[str], arch: str) -> list[Field]:

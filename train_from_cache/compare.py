@@ -90,9 +90,7 @@ def evaluate_drafts(
     ]
     # The precision of training, so that its last evaluation gives the same numbers.
     with torch.autocast(where.type, torch.bfloat16, enabled=where.type == "cuda"):
-        results = evaluate_together(
-            subjects, opened, head.to(where), chosen.tolist(), batch_size=batch_size
-        )
+        results = evaluate_together(subjects, opened, head.to(where), chosen, batch_size=batch_size)
     return {
         "cache": opened.location,
         "rows": len(chosen),
@@ -128,11 +126,12 @@ class _Training:
     num_samples: int
     data: str | None
 
-    def used(self, cache: Cache, rows: np.ndarray) -> int:
+    def used(self, cache: Cache, rows: Sequence[int]) -> int:
         """How many of a cache's rows it was trained on."""
         if self.data != cache.manifest.identity.get("data"):
             return 0
-        return int((~held_out(rows, self.eval_fraction) & (rows < self.num_samples)).sum())
+        some = np.asarray(rows)
+        return int((~held_out(some, self.eval_fraction) & (some < self.num_samples)).sum())
 
 
 def _training(folder: Path) -> _Training | None:
@@ -185,19 +184,19 @@ def _fraction(
     return fraction
 
 
-def _rows(cache: Cache, fraction: float | None, limit: int | None) -> np.ndarray:
-    """int64, the dataset rows to measure on."""
+def _rows(cache: Cache, fraction: float | None, limit: int | None) -> Sequence[int]:
+    """The dataset rows to measure on."""
     rows = ok_rows(cache)
     if fraction is not None:
         count = len(rows)
-        rows = rows[held_out(rows, fraction)]
-        if not len(rows):
+        rows = rows.where(lambda some: held_out(some, fraction))
+        if not rows:
             raise InputError(
                 f"--eval-fraction {fraction:g} holds out none of the {count} samples of "
                 f"{cache.location}; raise it, or give --all-rows"
             )
     if limit is not None and limit < len(rows):
-        rows = rows[np.linspace(0, len(rows) - 1, limit).round().astype(np.int64)]
+        return [rows[i] for i in np.linspace(0, len(rows) - 1, limit).round().astype(np.int64)]
     return rows
 
 

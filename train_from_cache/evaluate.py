@@ -12,6 +12,7 @@ from dspark.schemas.fields import Field
 from dspark.train_from_cache.batch import Anchors, Batch, supervised_anchors
 from dspark.train_from_cache.cache import Cache, require_fields
 from dspark.train_from_cache.calibration import Confidences
+from dspark.train_from_cache.decode import decoded, with_decoding_fields
 from dspark.train_from_cache.drafts.base import Draft
 from dspark.train_from_cache.grounding import number_ids
 from dspark.train_from_cache.metrics import Meter, accepted, eval_mask
@@ -37,7 +38,8 @@ def draft_fields(cache: Cache, draft: type[Draft], config: PreTrainedConfig) -> 
         "input_ids",
         "loss_mask",
     ]
-    return require_fields(cache, list(dict.fromkeys(names)), draft.arch)
+    fields = require_fields(cache, list(dict.fromkeys(names)), draft.arch)
+    return with_decoding_fields(fields, cache.manifest)
 
 
 def without_hidden_states(batch: Batch) -> Batch:
@@ -130,8 +132,10 @@ def evaluate_together(
     device = head.weight.device
     # Temperatures are fitted on every other row.
     fit_rows = torch.tensor(rows[::2], dtype=torch.int64, device=device)
-    with BatchStream(cache, fields, batches, batch_size=batch_size, device=device) as stream:
-        for batch in stream:
+    with BatchStream(
+        cache, fields, batches, batch_size=batch_size, trim=True, device=device
+    ) as stream:
+        for batch in decoded(stream, fields, head.embeddings):
             samples = batch["sample"]
             picture = torch.from_numpy(cache.image_tokens[samples.cpu().numpy()] > 0).to(device)
             kinds = _Kinds(

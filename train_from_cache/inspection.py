@@ -7,11 +7,11 @@ from typing import Any
 
 from dspark.remote.mirror import Mirror
 from dspark.schemas.errors import IncompatibleCacheError, InputError, UnreadableError
-from dspark.schemas.index import OK, read_index
+from dspark.schemas.index import OK
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.options import check_given
 from dspark.schemas.parts import parts
-from dspark.schemas.paths import CachePaths, target_dir
+from dspark.schemas.paths import target_dir
 from dspark.schemas.stored_shard import shard_files, shard_place
 from dspark.schemas.url import is_url, refuse_local_cache
 from dspark.train_from_cache.cache import open_cache
@@ -23,7 +23,7 @@ _PAGE = 4096
 def inspect_cache(path: str, local_cache: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Fields, bytes and counts of a cache, finished or not, as JSON-ready values.
 
-    Of a cache at a URL only the manifest and the indexes are fetched, so ``physical_bytes`` and
+    Of a cache at a URL only the manifest and the columns are fetched, so ``physical_bytes`` and
     ``cache_bytes`` are those of what is here, in the local cache.
 
     Raises:
@@ -52,17 +52,21 @@ def _summary(root: Path, manifest: Manifest, url: str | None = None) -> dict[str
         found = [
             i for i in range(manifest.num_shards) if url or shard_place(paths, part, i).exists()
         ]
-        stats += [p.stat() for i in found for p in shard_files(paths, part, i) if p.exists()]
-        committed.append(sum(paths.index(i).exists() for i in range(manifest.num_shards)))
+        if url is None:
+            stats += [p.stat() for i in found for p in shard_files(paths, part, i) if p.exists()]
+        committed.append(
+            len(found) if url else sum(paths.index(i).exists() for i in range(manifest.num_shards))
+        )
         fields += [
             {
                 "name": f.name,
                 "dtype": f.dtype,
                 "shape": [manifest.rows_per_shard, *f.row_shape],
                 "token_bytes": f.token_bytes,
-                "real_bytes": f.token_bytes * tokens,
+                "real_bytes": f.real_bytes(tokens, manifest.counts.image_tokens),
                 "logical_bytes": f.row_bytes * manifest.rows_per_shard * len(found),
                 "part": paths.part,
+                "where": f.where,
             }
             for f in part.fields
             if part.complete or not paths.part
@@ -128,10 +132,7 @@ def inspect_sample(
     cache = open_cache(path, local_cache=local_cache)
     if not 0 <= sample < len(cache):
         raise InputError(f"--sample {sample}: the cache has rows 0 to {len(cache) - 1}")
-    shard, row = divmod(sample, cache.manifest.rows_per_shard)
-    paths = CachePaths(cache.root, cache.manifest.num_shards)
-    table, _ = read_index(paths, cache.manifest, shard)
-    entry = table.slice(row, 1).to_pylist()[0]
+    entry = cache.entry(sample)
     tokens = []
     if entry["status"] == OK:
         stored = cache[sample]

@@ -55,6 +55,9 @@ class TrainOptions:
     curriculum: Annotated[bool, Help("Text-only rows first, rows with pictures later (MSD).")] = (
         False
     )
+    bucket: Annotated[
+        bool, Help("Batches of rows of like length: less padding, in another order.")
+    ] = False
     zero_hidden_states: Annotated[
         bool, Help("A control: the draft gets zeros for the target's hidden states.")
     ] = False
@@ -80,6 +83,13 @@ class TrainOptions:
     fsdp: Annotated[bool, Help("Under torchrun: shard the draft over the processes (FSDP2).")] = (
         False
     )
+    trim: Annotated[
+        bool,
+        Help(
+            "Cut each batch to its longest row. Otherwise all have the --max-length of the cache: "
+            "one shape, which is compiled once and whose memory is known from the first step on."
+        ),
+    ] = False
     compile: Annotated[bool, Help("Compile the draft's forward pass (torch.compile).")] = False
     track: Annotated[
         Literal["wandb"] | None,

@@ -29,9 +29,11 @@ class Plan:
     seed: int
     eval_fraction: float
     curriculum: bool
+    bucket: bool
     zero_hidden_states: bool
     save_every: int
     log_every: int
+    trim: bool
     compile: bool
     init_from: str | None
 
@@ -52,9 +54,11 @@ class Plan:
             seed=int(task.seed),
             eval_fraction=float(task.eval_fraction),
             curriculum=task.curriculum,
+            bucket=task.bucket,
             zero_hidden_states=task.zero_hidden_states,
             save_every=int(task.save_every),
             log_every=int(task.log_every),
+            trim=task.trim,
             compile=task.compile,
             init_from=None if task.init_from is None else str(task.init_from),
         )
@@ -67,7 +71,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """The options that a resumed training must share."""
         options = asdict(self)
-        for habit in ("save_every", "log_every", "accumulate", "compile"):
+        for habit in ("save_every", "log_every", "accumulate", "trim", "compile"):
             del options[habit]
         return options
 

@@ -5,12 +5,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import pyarrow as pa
 
 from dspark.remote.ahead import FetchAhead
 from dspark.remote.mirror import Mirror
-from dspark.schemas.digest import field_digest
+from dspark.schemas.columns import Columns
 from dspark.schemas.errors import DamagedError, IncompatibleCacheError
 from dspark.schemas.fields import Field
 from dspark.schemas.manifest import Manifest
@@ -31,9 +30,17 @@ class RemotePart(Part):
     """
 
     def __init__(
-        self, paths: CachePaths, manifest: Manifest, *, mirror: Mirror, open_files: int, **how: Any
+        self,
+        paths: CachePaths,
+        manifest: Manifest,
+        columns: Columns,
+        *,
+        mirror: Mirror,
+        open_files: int,
+        **how: Any,
     ) -> None:
-        super().__init__(paths, manifest, open_files=open_files, **how)
+        super().__init__(paths, manifest, columns, open_files=open_files, **how)
+        self.way_out = "delete this file, and it is fetched once more"
         self._mirror = mirror
         self.ahead: FetchAhead | None = None
         self._layouts = {field.name: mirror.layout(field.name) for field in manifest.fields}
@@ -45,39 +52,43 @@ class RemotePart(Part):
         super().close()
         self._unit.cache_clear()
 
-    def read_row(self, sample: int, field: Field, out: Tensor) -> int:
-        """Read the real tokens of one of the part's fields; see ``Cache.read_row``."""
+    def read_row(self, sample: int, field: Field, out: memoryview) -> int:
+        """See ``Part.read_row``."""
         shard, row = divmod(sample, self._rows_per_shard)
-        length = int(self.lengths[sample])
+        length = int(self._lengths[sample])
         if not length:
             return 0
-        data = out.view(torch.uint8).numpy().reshape(-1)
         extents = self._layouts[field.name].row_extents(field, row, length)
-        stride = data.size // len(extents)
-        runs = [data[i * stride : i * stride + size].data for i, (_, size) in enumerate(extents)]
+        stride = len(out) // len(extents)
+        runs = [out[i * stride : i * stride + size] for i, (_, size) in enumerate(extents)]
         try:
             file = self._unit(field.name, shard)
         except _NotHereError:
             self._mirror.field(field.name, shard).read(
                 self._mirror.rows(field.name, shard)[row], runs
             )
-            return sum(size for _, size in extents)
+            return sum(map(len, runs))
         path = Path(str(file.name))
         try:
             for run, (offset, _) in zip(runs, extents, strict=True):
                 read_fully(file.fileno(), run, offset, path)
-            if self._digests is not None:
-                self._compare(path, runs, int(self._digests[sample, self.fields.index(field)]))
         except DamagedError as error:
             raise IncompatibleCacheError(
                 f"{path}: {field.name} of dataset row {sample} is damaged: {error.problem}; "
-                "delete this file, and it is fetched once more"
+                + self.way_out
             ) from None
-        return sum(size for _, size in extents)
+        if self._check_digests:
+            self._check(field, shard, row, runs)
+        return sum(map(len, runs))
 
-    def _compare(self, path: Path, runs: list[memoryview], digest: int) -> None:
-        if field_digest(*runs) != digest:
-            raise DamagedError(path, "its bytes do not have the digest of the index")
+    def will_read(self, sample: int, field: Field) -> None:
+        """Shards are fetched ahead, in an order of their own (see ``FetchAhead``), so nothing."""
+
+    def _index(self, shard: int) -> pa.Table:
+        return self._mirror.index(self.fields[0].name, shard)
+
+    def _file_of(self, field: Field, shard: int) -> Path:
+        return self._mirror.unit(field.name, shard)
 
     def _open_unit(self, field: str, shard: int) -> FileIO:
         file = self._mirror.open_unit(field, shard)

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
@@ -17,6 +16,7 @@ from dspark.schemas.options import check_given, takes
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.checkpoint import state_path
 from dspark.train_from_cache.curves import plot_curves
+from dspark.train_from_cache.decode import decoded
 from dspark.train_from_cache.drafts import draft_class
 from dspark.train_from_cache.drafts.base import Draft
 from dspark.train_from_cache.evaluate import Subject, draft_fields, evaluate_together
@@ -152,7 +152,7 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
         local_cache_size=task.local_cache_size,
     )
     train_rows, eval_rows = split_rows(ok_rows(cache), task.eval_fraction)
-    if not (cache.loss_tokens[train_rows] > 1).any():
+    if not train_rows.where(lambda some: cache.loss_tokens[some] > 1):
         raise InputError(
             f"none of the {len(train_rows)} training rows of {cache.location} has two supervised "
             "tokens, so there is nothing to learn; capture conversations with longer answers"
@@ -171,7 +171,7 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
         finished = [evaluation(j.out, "after") is not None and has_model(j.out) for j in jobs]
         left = [job for job, done in zip(jobs, finished, strict=True) if not done]
         if left:
-            _train_jobs(left, cache, head, order, eval_rows.tolist(), ranks, task)
+            _train_jobs(left, cache, head, order, eval_rows, ranks, task)
     return [
         TrainResult(
             out=job.out,
@@ -189,7 +189,7 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
 
 
 def _job(
-    task: TrainTask, cache: Cache, train_rows: np.ndarray, head: TargetHead, ranks: Ranks
+    task: TrainTask, cache: Cache, train_rows: Sequence[int], head: TargetHead, ranks: Ranks
 ) -> _Job:
     cls = draft_class(task.arch)
     overrides = dict(task.draft_config or {})
@@ -204,7 +204,7 @@ def _job(
     if warm:
         warm.load_into(draft)
     else:
-        facts = draft.start(cache, train_rows.tolist(), head)
+        facts = draft.start(cache, train_rows, head)
     out = Path("drafts", task.arch) if task.out is None else Path(task.out)
     return _Job(plan, draft, out, facts)
 
@@ -258,16 +258,18 @@ def _train_jobs(
         # A process without rows of its own reads one, which will not count.
         own = (ranks.share(rows) or rows[:1] for rows in steps)
         with (
-            cache.ahead(own, list(fields.values())) as batches,
+            cache.ahead(own, list(fields.values())) as coming,
             BatchStream(
                 cache,
                 list(fields.values()),
-                batches,
+                coming,
                 batch_size=max(1, -(-plan.batch_size // ranks.size)),
+                trim=plan.trim,
                 device=ranks.device,
             ) as stream,
         ):
-            run(ranks, trainees, head, stream, plan, bar)
+            batches = decoded(stream, list(fields.values()), head.embeddings)
+            run(ranks, trainees, head, batches, plan, bar)
         for job, trainee in pairs:
             if trainee.ema:
                 trainee.ema.become_weights()

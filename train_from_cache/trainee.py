@@ -60,6 +60,8 @@ class Trainee:
         self._ranks = ranks
         self._state = state_path(out)
         if plan.compile:
+            # Also where batches have one shape: how many tokens are supervised differs, and without
+            # it each step would be compiled again.
             draft.compile(dynamic=True)
         self._model = ranks.spread(draft)
         self._optimizer = make_optimizer(draft)

@@ -3,11 +3,7 @@
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from dspark.schemas.digest import field_digest
+from dspark.schemas.columns import Columns
 from dspark.schemas.errors import DamagedError, IncompatibleCacheError
 from dspark.schemas.fields import Field
 from dspark.schemas.manifest import Manifest
@@ -27,13 +23,19 @@ class ZarrPart(Part):
         self,
         paths: CachePaths,
         manifest: Manifest,
+        columns: Columns,
         *,
         way_out: str,
         check_digests: bool,
         open_files: int,
     ) -> None:
         super().__init__(
-            paths, manifest, way_out=way_out, check_digests=check_digests, open_files=open_files
+            paths,
+            manifest,
+            columns,
+            way_out=way_out,
+            check_digests=check_digests,
+            open_files=open_files,
         )
         self._zarr = zarr_layout(manifest)
         # An object that drops out of this cache is closed once no thread reads from it any more.
@@ -44,33 +46,35 @@ class ZarrPart(Part):
         super().close()
         self._array.cache_clear()
 
-    def read_row(self, sample: int, field: Field, out: Tensor) -> int:
-        """Read the real tokens of one of the part's fields; see ``Cache.read_row``."""
+    def read_row(self, sample: int, field: Field, out: memoryview) -> int:
+        """See ``Part.read_row``."""
         shard, row = divmod(sample, self._rows_per_shard)
-        length = int(self.lengths[sample])
+        length = int(self._lengths[sample])
         if not length:
             return 0
-        data = out.view(torch.uint8).numpy().reshape(-1)
-        extents = field.extents(length)
-        stride = data.size // len(extents)
-        runs = [data[i * stride : i * stride + size] for i, (_, size) in enumerate(extents)]
+        sizes = [size for _, size in field.extents(length)]
+        stride = len(out) // len(sizes)
+        runs = [out[i * stride : i * stride + size] for i, size in enumerate(sizes)]
         array = self._array(shard, field.name)
         try:
-            array.read_into(row, length, [run.data for run in runs])
-            if self._digests is not None:
-                self._compare(array, runs, int(self._digests[sample, self.fields.index(field)]))
+            array.read_into(row, length, runs)
         except DamagedError as error:
             raise IncompatibleCacheError(
                 f"{error.path}: {field.name} of dataset row {sample} is damaged: {error.problem}; "
                 + self.way_out
             ) from None
-        return sum(size for _, size in extents)
+        if self._check_digests:
+            self._check(field, shard, row, runs)
+        return sum(sizes)
 
-    def _compare(self, array: ZarrArray, runs: list[np.ndarray], digest: int) -> None:
-        if field_digest(*(run.data for run in runs)) != digest:
-            raise DamagedError(array.path, "its bytes do not have the digest of the index")
+    def will_read(self, sample: int, field: Field) -> None:
+        """Where chunks lie is known only once the index of an object is read, so nothing."""
+
+    def _file_of(self, field: Field, shard: int) -> Path:
+        return self._paths.group(shard) / self._zarr.arrays[field.name].object
 
     def _open_array(self, shard: int, field: str) -> ZarrArray:
+        self._check_committed(shard)
         folder = self._paths.group(shard)
         try:
             return ZarrArray(folder, self._zarr, field)

@@ -8,7 +8,7 @@ from pathlib import Path
 from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.durable import fsync_dir, make_dir
 from dspark.schemas.errors import InputError, UnreadableError
-from dspark.schemas.manifest import Counts, Manifest, write_manifest
+from dspark.schemas.manifest import Manifest, write_manifest
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import CachePaths, manifest_path
 from dspark.schemas.stored_shard import remove_shard, shard_files, shard_place
@@ -139,7 +139,7 @@ def _reopen(root: Path, manifest: Manifest, damaged: Container[int]) -> None:
     """Write the manifest that was there before the last shard of each damaged part."""
     before = manifest
     if 0 in damaged:
-        before = replace(before, complete=False, counts=Counts(), head_error=None)
+        before = before.unfinished()
     for number, extension in enumerate(manifest.extensions, 1):
         if number in damaged:
             before = before.with_extension(number, replace(extension, complete=False))

@@ -5,16 +5,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dspark.schemas.columns import Columns, read_columns
 from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.index import OK, read_index
 from dspark.schemas.manifest import Counts, Manifest
 from dspark.schemas.parts import parts
-from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+from dspark.schemas.paths import CachePaths, columns_path, manifest_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.verify.faults import Fault, problem_of, reading_fault, unreadable
 from dspark.verify.groups import check_group
@@ -46,11 +48,10 @@ class Shallow:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The same of one part of a shard; ``index`` is None unless it is sound."""
+    """The same of one part of a shard."""
 
     faults: list[Fault]
     committed: bool
-    index: pa.Table | None = None
     counts: Counts | None = None
     head_error: float | None = None
     readable: bool = False
@@ -65,9 +66,11 @@ class _Part:
 def check_shallow(root: Path, manifest: Manifest) -> Shallow:
     """Check all files of a cache without reading the rows."""
     places = [_Part(paths, part) for paths, part in parts(root, manifest)]
+    columns, faults = _columns(root, manifest)
     with ThreadPoolExecutor(_THREADS) as pool:
-        shards = list(pool.map(lambda i: _check_shard(places, i), range(manifest.num_shards)))
-    faults = [fault for files in shards for file in files for fault in file.faults]
+        check = partial(_check_shard, places, columns)
+        shards = list(pool.map(check, range(manifest.num_shards)))
+    faults += [fault for files in shards for file in files for fault in file.faults]
     first = [files[0] for files in shards]
     counts = _sum([file.counts for file in first if file.counts is not None])
     if manifest.complete and all(file.counts is not None for file in first):
@@ -102,16 +105,45 @@ def check_shallow(root: Path, manifest: Manifest) -> Shallow:
     )
 
 
-def _check_shard(places: Sequence[_Part], shard: int) -> list[_Shard]:
-    """All parts of a shard."""
+def _columns(root: Path, manifest: Manifest) -> tuple[Columns | None, list[Fault]]:
+    """The columns of a complete cache, or what is wrong with them."""
+    if not manifest.complete:
+        return None, []
+    path = columns_path(root)
+    name = str(path.relative_to(root))
+    try:
+        return read_columns(root, manifest), []
+    except UnreadableError as error:
+        return None, [unreadable(error, name)]
+    except IncompatibleCacheError as error:
+        return None, [Fault(name, problem_of(error, path))]
+
+
+def _check_shard(places: Sequence[_Part], columns: Columns | None, shard: int) -> list[_Shard]:
+    """All parts of a shard, and what the columns say of it."""
     found: list[_Shard] = []
+    first = None
     for place in places:
-        found.append(_check_file(place, shard, found[0].index if found else None))
+        file, index = _check_file(place, shard, first)
+        found.append(file)
+        if place.paths.part == 0:
+            first = index
+    paths, rows = places[0].paths, places[0].manifest.rows_of(shard)
+    if columns is not None and first is not None and not columns.are_those_of(first, rows):
+        name = str(columns_path(paths.root).relative_to(paths.root))
+        other = f"it says otherwise than {paths.index(shard).name}, which is sound"
+        found[0].faults.append(Fault(name, other))
     return found
 
 
-def _check_file(place: _Part, shard: int, first: pa.Table | None) -> _Shard:
-    """One part of a shard; an extension against the sound index of the first part as well."""
+def _check_file(place: _Part, shard: int, first: pa.Table | None) -> tuple[_Shard, pa.Table | None]:
+    """One part of a shard, and its index if that is sound.
+
+    Args:
+        place: the part.
+        shard: its number.
+        first: the sound index of the first part, which that of an extension must agree with.
+    """
     paths, manifest = place.paths, place.manifest
     part = paths.part
     index = paths.index(shard)
@@ -119,12 +151,12 @@ def _check_file(place: _Part, shard: int, first: pa.Table | None) -> _Shard:
     try:
         committed = is_there(index)
     except OSError as error:
-        return _Shard([reading_fault(error, name, shard, part)], committed=False)
+        return _Shard([reading_fault(error, name, shard, part)], committed=False), None
     if not committed:
         if not manifest.complete:
-            return _Shard([], committed=False)
+            return _Shard([], committed=False), None
         missing = Fault(name, "missing, so its shard does not count", shard, part=part)
-        return _Shard([missing], committed=False)
+        return _Shard([missing], committed=False), None
     faults: list[Fault] = []
     table = counts = head_error = None
     try:
@@ -144,7 +176,7 @@ def _check_file(place: _Part, shard: int, first: pa.Table | None) -> _Shard:
     else:
         found, readable = _check_safetensors(paths, manifest, shard)
     faults += found
-    return _Shard(faults, True, table, counts, head_error, readable and counts is not None)
+    return _Shard(faults, True, counts, head_error, readable and counts is not None), table
 
 
 def _check_safetensors(

@@ -7,7 +7,7 @@ from dspark.schemas.durable import TMP_SUFFIX
 from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.parts import parts
-from dspark.schemas.paths import manifest_path, target_dir
+from dspark.schemas.paths import columns_path, manifest_path, target_dir
 from dspark.schemas.stored_shard import shard_files
 
 
@@ -16,7 +16,11 @@ def strays(root: Path, manifest: Manifest) -> list[str]:
 
     Folders that cannot be listed are passed over.
     """
-    known = {manifest_path(root), *(target_dir(root) / name for name in manifest.target_files)}
+    known = {
+        manifest_path(root),
+        columns_path(root),
+        *(target_dir(root) / name for name in manifest.target_files),
+    }
     for paths, part in parts(root, manifest):
         for shard in range(manifest.num_shards):
             known |= {*shard_files(paths, part, shard), paths.index(shard)}

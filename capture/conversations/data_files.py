@@ -12,7 +12,7 @@ from dspark.capture.conversations.json_array import open_json_array
 from dspark.capture.conversations.json_lines import open_json_lines
 from dspark.capture.conversations.parquet import ParquetRecords
 from dspark.capture.conversations.records import Records
-from dspark.capture.conversations.spool import SpoolCache
+from dspark.capture.conversations.spool import SPOOL_BYTES, SpoolCache
 from dspark.schemas.errors import InputError
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow", ".ipc", ".feather")
@@ -33,13 +33,14 @@ class DataFile:
     records: Records
 
 
-def open_data(data: Path) -> list[DataFile]:
+def open_data(data: Path, readers: int = 1) -> list[DataFile]:
     """The files that ``--data`` names, in order, each with its records.
 
     Args:
         data: a file; a folder (its files with one of ``SUFFIXES``, sorted by name) or a glob
             (sorted by path); a folder that ``datasets`` saved, or a Hugging Face id, either
             followed by ``:split`` where it has several.
+        readers: processes that will read, which share the room for temporary files.
 
     Raises:
         InputError: nothing is there, or it cannot be read.
@@ -49,7 +50,7 @@ def open_data(data: Path) -> list[DataFile]:
     if is_saved_dataset(Path(name)):
         folder = Path(name)
         return [DataFile(folder, folder, HubDataset(name, split, saved=True))]
-    spools = SpoolCache()
+    spools = SpoolCache(SPOOL_BYTES // readers)
     if data.is_dir():
         paths = sorted(p for p in data.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file())
         if not paths:

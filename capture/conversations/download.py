@@ -1,27 +1,31 @@
 """Pictures fetched from web addresses, kept for the second time a row is read."""
 
 import http.client
+import os
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections import OrderedDict
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from dspark.capture.bad_row import BadRowError
 
+KEEP_BYTES = 2 << 30
 _TRIES = 3
 _KIND = "picture cannot be downloaded"
 
 
 class Downloads:
-    """Fetches http(s) addresses into a temporary folder that holds the last ones.
+    """Fetches http(s) addresses into a temporary folder that holds the last ones. Processes that
+    are forked from this one share the folder, which goes with this one.
 
     Args:
         timeout: seconds that a server may be silent, and four times of which a picture may take.
         max_bytes: largest picture.
-        keep_bytes: disk that the folder may take.
+        keep_bytes: disk that pictures fetched by one process may take.
         pause: seconds before the second try; doubled for the third.
     """
 
@@ -29,7 +33,7 @@ class Downloads:
         self,
         timeout: float = 15,
         max_bytes: int = 64 << 20,
-        keep_bytes: int = 2 << 30,
+        keep_bytes: int = KEEP_BYTES,
         pause: float = 1,
     ) -> None:
         self._timeout = timeout
@@ -46,14 +50,15 @@ class Downloads:
             BadRowError: not there, too large, or too slow.
         """
         path = Path(self._folder.name) / sha256(address.encode(errors="replace")).hexdigest()
-        if path in self._sizes:
-            self._sizes.move_to_end(path)
+        with suppress(FileNotFoundError):  # never there, or another process has made room
             return path.read_bytes()
         data = self._fetch(address, name)
-        path.write_bytes(data)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(data)
+        part.replace(path)
         self._sizes[path] = len(data)
         while sum(self._sizes.values()) > self._keep_bytes and len(self._sizes) > 1:
-            self._sizes.popitem(last=False)[0].unlink()
+            self._sizes.popitem(last=False)[0].unlink(missing_ok=True)
         return data
 
     def _fetch(self, address: str, name: str) -> bytes:

@@ -9,7 +9,7 @@ import xxhash
 
 from dspark.capture.bad_row import BadRowError
 from dspark.capture.conversations.data_files import DataFile, open_data
-from dspark.capture.conversations.download import Downloads
+from dspark.capture.conversations.download import KEEP_BYTES, Downloads
 from dspark.capture.conversations.layouts import KNOWN, Layout, recognise
 from dspark.capture.conversations.messages import canonical_messages, read_tools
 from dspark.capture.conversations.picture_sources import PictureSource
@@ -25,18 +25,22 @@ _HEAD = 64
 class Conversations:
     """The conversations of one or several files, numbered through; nothing is held in memory.
 
+    Processes that are forked from this one may all read.
+
     Attributes:
         path: as given.
         layout: what the files were recognised as, for a reader.
     """
 
-    def __init__(self, path: Path, files: list[DataFile], options: RowOptions) -> None:
+    def __init__(
+        self, path: Path, files: list[DataFile], options: RowOptions, readers: int = 1
+    ) -> None:
         self.path = path
         self._files = files
         self._ends = list(accumulate(len(file.records) for file in files))
         self._layouts = [_layout(file) for file in files]
         self.layout = "; ".join(dict.fromkeys(a.name for a in self._layouts if a is not None))
-        downloads = Downloads() if options.allow_download else None
+        downloads = Downloads(keep_bytes=KEEP_BYTES // readers) if options.allow_download else None
         self._pictures = [
             PictureSource(options.image_root or file.folder, downloads) for file in files
         ]
@@ -102,8 +106,15 @@ class Conversations:
         return self._last[1]
 
 
-def open_conversations(path: Path, options: RowOptions | None = None) -> Conversations:
+def open_conversations(
+    path: Path, options: RowOptions | None = None, *, readers: int = 1
+) -> Conversations:
     """Open what ``--data`` names (see ``data_files.open_data``) and recognise its layout.
+
+    Args:
+        path: what it names.
+        options: how rows are read; the defaults of ``RowOptions`` without.
+        readers: processes that will read, which share the room for temporary files.
 
     Raises:
         InputError: nothing is there, it cannot be read, or its layout is unknown.
@@ -112,10 +123,10 @@ def open_conversations(path: Path, options: RowOptions | None = None) -> Convers
     if options.image_root is not None and not options.image_root.is_dir():
         raise InputError(f"--image-root {options.image_root}: no such folder")
     try:
-        files = open_data(path)
+        files = open_data(path, readers)
     except OSError as error:
         raise InputError(f"--data {path}: {error.strerror or error}") from None
-    return Conversations(path, files, options)
+    return Conversations(path, files, options, readers)
 
 
 def _layout(file: DataFile) -> Layout | None:

@@ -1,7 +1,7 @@
 """Random access to the rows of large Parquet row groups and Arrow batches.
 
 Neither can be entered in the middle, so its small batches are copied once to a temporary file,
-which has no name and goes with the process.
+which has no name and goes with the process. A forked process makes its own.
 """
 
 import json
@@ -24,7 +24,7 @@ from dspark.capture.conversations.records import Record, without_nulls
 from dspark.schemas.errors import InputError
 
 _OWN_PROCESS_BYTES = 32 << 20
-_SPOOL_BYTES = 4 << 30
+SPOOL_BYTES = 4 << 30
 
 
 class Spool:
@@ -69,7 +69,7 @@ def record_of(batch: Any, row: int) -> Record:
 class SpoolCache:
     """The spools read last; together they take at most 4 GiB of disk, or one part of a file."""
 
-    def __init__(self, limit: int = _SPOOL_BYTES) -> None:
+    def __init__(self, limit: int = SPOOL_BYTES) -> None:
         self._spools: OrderedDict[tuple[Path, int], Spool] = OrderedDict()
         self._limit = limit
         self._recent: tuple[Any, Any] = (None, None)

@@ -8,10 +8,11 @@ from dspark.capture.estimate.sizes import ShardSizes, shard_sizes
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.stored import Stored, TargetSizes, stored
 from dspark.capture.targets.logits import prove_head
+from dspark.capture.targets.picture_entry import check_embeds
 from dspark.capture.targets.probe import probe_target
 from dspark.capture.targets.target import Target
 from dspark.schemas.draft_layers import DRAFTS, TRAINABLE, draft_layers
-from dspark.schemas.dtypes import FLOAT_CODES, ITEMSIZE, torch_dtype
+from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
 from dspark.schemas.errors import InputError
 from dspark.schemas.manifest import Manifest
 
@@ -63,7 +64,7 @@ def alternatives(
                     num_shards=manifest.num_shards,
                     rows_per_shard=manifest.rows_per_shard,
                 ),
-                refusal=_refusal(target, kept),
+                refusal=_refusal(target, kept, other.embeds),
             )
         )
     return tuple(found)
@@ -78,9 +79,11 @@ def served_drafts(manifest: Manifest) -> tuple[str, ...]:
 def _choices(
     settings: CaptureSettings, sizes: TargetSizes
 ) -> Iterator[tuple[str, CaptureSettings]]:
-    for dtype, code in FLOAT_CODES.items():
-        if ITEMSIZE[code] != ITEMSIZE[FLOAT_CODES[settings.dtype]]:
+    for dtype in FLOAT_CODES:
+        if {dtype, settings.dtype} != {"bf16", "fp16"}:  # which take the same room
             yield f"--dtype {dtype}", replace(settings, dtype=dtype)
+    for embeds in ("all", "pictures"):
+        yield f"--embeds {embeds}", replace(settings, embeds=embeds)
     for logits in ("head", f"topk:{min(_TOPK, sizes.vocab_size)}", "full"):
         yield f"--logits {logits}", replace(settings, logits=logits)
     yield "--layers none", replace(settings, layers=())
@@ -103,10 +106,11 @@ def _reads(draft: str, num_layers: int) -> tuple[int, ...]:
     return tuple(draft_layers([draft], num_layers))
 
 
-def _refusal(target: Target, kept: Stored) -> str:
+def _refusal(target: Target, kept: Stored, embeds: str) -> str:
     """What a capture would say that probes this choice."""
     try:
         probe = probe_target(target, list(kept.layers), torch_dtype(FLOAT_CODES[kept.dtype]))
+        check_embeds(embeds, probe.observed)
         if kept.logits == "head":
             prove_head(target, probe.features)
     except InputError as error:

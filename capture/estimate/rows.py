@@ -80,8 +80,8 @@ def estimate_rows(
             skipped.append((sample, row.reason))
         else:
             lengths[len(row)] += 1
-            image_tokens += int(row.image_mask.sum())
-            loss_tokens += int(row.loss_mask.sum())
+            image_tokens += row.image_tokens
+            loss_tokens += row.loss_tokens
     return extrapolate(rows, lengths, image_tokens, loss_tokens, skipped)
 
 

@@ -15,7 +15,7 @@ class ShardSizes:
     """Bytes of all shards together, but for ``token_bytes``.
 
     Attributes:
-        token_bytes: of one token, over all fields.
+        token_bytes: of one token, over all fields, on average.
         real_bytes: of the real rows: what is written.
         disk_bytes: of the blocks of 4 KiB that these touch: what a file system with holes gives.
         file_bytes: length of the files, padding included: what one without holes gives.
@@ -32,25 +32,28 @@ def shard_sizes(
 ) -> ShardSizes:
     """Bytes of a cache of these rows with these fields."""
     layout = ShardLayout(fields, rows_per_shard)
-    token_bytes = sum(field.token_bytes for field in fields)
+    tokens, image_tokens = rows.counts.tokens, rows.counts.image_tokens
+    real_bytes = sum(field.real_bytes(tokens, image_tokens) for field in fields)
     headers = num_shards * len(layout.header)
+    pictures = image_tokens / max(1, tokens)
     return ShardSizes(
-        token_bytes=token_bytes,
-        real_bytes=rows.counts.tokens * token_bytes,
-        disk_bytes=headers + rows.total(lambda length: row_disk_bytes(fields, length)),
+        token_bytes=round(real_bytes / tokens) if tokens else sum(f.token_bytes for f in fields),
+        real_bytes=real_bytes,
+        disk_bytes=headers + rows.total(lambda length: row_disk_bytes(fields, length, pictures)),
         file_bytes=num_shards * layout.file_size,
     )
 
 
-def row_disk_bytes(fields: Sequence[Field], length: int) -> int:
-    """Bytes of the blocks that one row of ``length`` tokens takes.
+def row_disk_bytes(fields: Sequence[Field], length: int, pictures: float = 1) -> int:
+    """Bytes of the blocks that one row of ``length`` tokens takes, a share ``pictures`` of them
+    being of pictures.
 
     Each run of a field takes whole blocks, but no more than its padded length: neighbours share
     those of a field that is narrower than a block.
     """
     taken = 0
     for field in fields:
-        runs = field.extents(length)
+        runs = field.extents(length if field.where is None else round(length * pictures))
         padded = field.row_bytes // len(runs)
         taken += sum(min(-(-size // _BLOCK) * _BLOCK, padded) for _, size in runs)
     return taken

@@ -10,6 +10,8 @@ from dspark.capture.extension.request import ExtensionRequest
 from dspark.capture.finish import missing_shards
 from dspark.capture.plan import CapturePlan
 from dspark.capture.workers.job import restarts
+from dspark.schemas.columns import read_columns
+from dspark.schemas.commands import repair_command
 from dspark.schemas.durable import fsync_dir, tmp_path
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.extension import Extension
@@ -17,7 +19,7 @@ from dspark.schemas.index import read_index
 from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.locks import is_locked
 from dspark.schemas.manifest import Manifest, identity_differences, read_manifest, write_manifest
-from dspark.schemas.paths import CachePaths, index_dir
+from dspark.schemas.paths import CachePaths, columns_path, index_dir
 from dspark.schemas.stored_shard import remove_shard, shard_files
 
 
@@ -74,11 +76,19 @@ def finish_extension(request: ExtensionRequest, plan: CapturePlan) -> Manifest:
     """Call the extension complete, all of whose shards are.
 
     Raises:
-        IncompatibleCacheError: an index is damaged, or another extension has taken its place.
+        IncompatibleCacheError: an index is damaged or says otherwise than the columns, or another
+            extension has taken its place.
     """
     root, number, part = request.settings.out, request.number, plan.manifest
+    paths = CachePaths(root, part.num_shards, number)
+    columns = read_columns(root, request.manifest)
     for shard in range(part.num_shards):
-        read_index(CachePaths(root, part.num_shards, number), part, shard)
+        table, _ = read_index(paths, part, shard)
+        if not columns.are_those_of(table, part.rows_of(shard)):
+            raise IncompatibleCacheError(
+                f"{paths.index(shard)}: it lists other rows than {columns_path(root).name}; run "
+                f"'{repair_command(root)}' and this command again"
+            )
     manifest = read_manifest(root)
     extension = replace(request.extension(part.identity), complete=True)
     there = manifest.extensions[number - 1] if number <= len(manifest.extensions) else None
@@ -95,13 +105,8 @@ def finish_extension(request: ExtensionRequest, plan: CapturePlan) -> Manifest:
 
 def _lengths(root: Path, manifest: Manifest, samples: Sequence[int]) -> list[int]:
     """Stored tokens of dataset rows."""
-    paths = CachePaths(root, manifest.num_shards)
-    found = []
-    for sample in samples:
-        shard, row = divmod(sample, manifest.rows_per_shard)
-        table, _ = read_index(paths, manifest.parts[0], shard)
-        found.append(table["length"][row].as_py())
-    return found
+    lengths: list[int] = read_columns(root, manifest).length[samples].tolist()
+    return lengths
 
 
 def _delete(paths: CachePaths, manifest: Manifest, extension: Extension) -> None:

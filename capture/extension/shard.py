@@ -1,7 +1,7 @@
 """The rows of a shard that are stored already, captured once more for other fields."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from dspark.capture.conversations import Conversations
 from dspark.capture.new_shard import NON_FINITE, NewShard
 from dspark.capture.plan import CapturePlan
-from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow
+from dspark.capture.rendering.encoded_rows import EncodedRow, SkippedRow, ids_digest
 from dspark.capture.targets.features import Features
 from dspark.capture.targets.target import Target
 from dspark.schemas.commands import repair_command
@@ -56,30 +56,35 @@ class ExtendedShard(NewShard):
         self._path = shard_place(self._paths, first, shard)
         self._stored: dict[int, IndexRow] = {}
 
-    def encode(self) -> Iterator[EncodedRow | IndexRow]:
-        """Each row that ran in a batch, with the ids that are stored, or why it did not run.
+    def begin(self) -> tuple[list[IndexRow], list[int]]:
+        """Rows that ran in a batch run again; the others are skipped again.
 
         Raises:
-            IncompatibleCacheError: the shard is damaged.
-            InputError: a row is not as it was.
+            IncompatibleCacheError: the shard's index is damaged.
         """
         table, _ = read_index(self._paths, self._first, self.number)
         entries = (IndexRow(**{**e, "digests": tuple(e["digests"])}) for e in table.to_pylist())
         self._stored = {entry.sample: entry for entry in entries}
-        for sample, stored in self._stored.items():
-            if stored.status != OK and stored.reason != NON_FINITE:
-                yield stored
-                continue
-            row = self.encode_row(sample)
-            if isinstance(row, SkippedRow):
-                raise self._other(sample, f"it cannot be captured any more ({row.reason})")
-            if stored.status == OK:
-                ids = self._read("input_ids", stored)
-                if not torch.equal(row.input_ids.int(), ids):
-                    raise self._other(
-                        sample, f"its {len(row)} tokens are not the {len(ids)} that are stored"
-                    )
-            yield row
+        ran = [s for s, e in self._stored.items() if e.status == OK or e.reason == NON_FINITE]
+        return [self._stored[s] for s in sorted({*self._stored} - {*ran})], ran
+
+    def accept(self, row: EncodedRow | SkippedRow) -> EncodedRow:
+        """The row, if its ids are those that are stored.
+
+        Raises:
+            IncompatibleCacheError: the shard is damaged.
+            InputError: the row is not as it was.
+        """
+        if isinstance(row, SkippedRow):
+            raise self._other(row.sample, f"it cannot be captured any more ({row.reason})")
+        stored = self._stored[row.sample]
+        if stored.status == OK:
+            ids = self._read("input_ids", stored)
+            if ids_digest(ids) != row.ids_digest:
+                raise self._other(
+                    row.sample, f"its {len(row)} tokens are not the {len(ids)} that are stored"
+                )
+        return row
 
     @property
     def needs_logits(self) -> bool:

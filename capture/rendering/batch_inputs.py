@@ -9,11 +9,11 @@ import torch
 from dspark.capture.bad_row import BadRowError
 from dspark.capture.conversations import Conversations
 from dspark.capture.rendering.encode import Encoded, encode_batch
-from dspark.capture.rendering.encoded_rows import EncodedRow
+from dspark.capture.rendering.encoded_rows import EncodedRow, ids_digest
 from dspark.capture.rendering.fake_image import fakes_last
 from dspark.capture.rendering.render import pictures_of
 from dspark.capture.rendering.truncate import keep_tokens
-from dspark.capture.targets.target import Target
+from dspark.capture.targets.processor import EncodesRows
 from dspark.schemas.conversations import ConversationRow
 from dspark.schemas.errors import InputError
 
@@ -33,7 +33,11 @@ class BatchInputs:
 
 
 def batch_inputs(
-    rows: Sequence[EncodedRow], conversations: Conversations, target: Target, *, fake_image: bool
+    rows: Sequence[EncodedRow],
+    conversations: Conversations,
+    target: EncodesRows,
+    *,
+    fake_image: bool,
 ) -> Iterator[BatchInputs]:
     """Encode rows as one batch; as batches of one where a processor encodes a row differently in
     company, so that every row runs on the tokens that its masks were made for.
@@ -73,7 +77,10 @@ def batch_inputs(
 
 
 def _encode(
-    rows: Sequence[EncodedRow], read: Sequence[ConversationRow], target: Target, fake_image: bool
+    rows: Sequence[EncodedRow],
+    read: Sequence[ConversationRow],
+    target: EncodesRows,
+    fake_image: bool,
 ) -> BatchInputs | None:
     """None if a row is not encoded as it was before."""
     encoded = encode_batch(
@@ -85,7 +92,7 @@ def _encode(
     )
     ids = encoded.tensors["input_ids"]
     for i, row in enumerate(rows):
-        if len(row) > encoded.lengths[i] or not torch.equal(ids[i, : len(row)], row.input_ids):
+        if len(row) > encoded.lengths[i] or ids_digest(ids[i, : len(row)]) != row.ids_digest:
             return None
     tensors = encoded.tensors
     if any(len(row) < length for row, length in zip(rows, encoded.lengths, strict=True)):

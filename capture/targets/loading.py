@@ -13,30 +13,23 @@ from dspark.capture.hub import offline_if_unreachable
 from dspark.capture.settings import TargetOptions
 from dspark.capture.targets.backbone import check_decoder_only, find_backbone
 from dspark.capture.targets.load_errors import why_not_loadable
+from dspark.capture.targets.processor import TargetProcessor
+from dspark.capture.targets.special_tokens import image_token_id
 from dspark.capture.targets.splitting import fill, how_to_split, split_head_tensors
 from dspark.capture.targets.target import Target, short_hash
 from dspark.capture.workers.replica import Replica, reaching_peers
 from dspark.schemas.errors import InputError
 
 
-def load_target(
-    name: str,
-    device: torch.device,
-    options: TargetOptions | None = None,
-    replica: Replica | None = None,
-) -> Target:
-    """Load a model and its processor in the checkpoint's own number type, frozen.
+def load_processor(name: str, options: TargetOptions | None = None) -> TargetProcessor:
+    """Load a model's config and its processor, but no weights.
 
     Args:
         name: a folder, or a Hugging Face id.
-        device: where to put the model.
         options: how to load it; the defaults of ``TargetOptions`` without.
-        replica: the connected workers to split it over, which all call this at the same time. The
-            leader holds the whole model in host memory meanwhile; each keeps the input embedding
-            and the head in host memory afterwards, beside its part on ``device``.
 
     Raises:
-        InputError: not found, not loadable, or not a model that can be captured.
+        InputError: not found, not loadable, or not of a model that can be captured.
     """
     from transformers import AutoConfig, AutoProcessor
     from transformers.utils import logging
@@ -52,13 +45,10 @@ def load_target(
             f"--revision {options.revision}: --target {name} is a folder, which has no revisions; "
             "leave --revision out"
         )
-    source: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if options.revision is not None:
-        source["revision"] = options.revision
-
+    source = _source(options)
     with nullcontext() if is_folder else offline_if_unreachable():
         config = _load(name, "config", AutoConfig.from_pretrained, **source)
-        auto_model = _auto_model(name, config)
+        _auto_model(name, config)
         try:
             check_decoder_only(config)
         except InputError as error:
@@ -66,22 +56,55 @@ def load_target(
         processor = _load(name, "processor", AutoProcessor.from_pretrained, **source)
         _check_processor(name, processor, config)
         _set_chat_template(name, processor, options.chat_template)
+    takes_pictures = hasattr(processor, "tokenizer")
+    image_id = image_token_id(config, processor) if takes_pictures else None
+    return TargetProcessor(processor, config, image_id)
 
+
+def load_target(
+    name: str,
+    device: torch.device,
+    options: TargetOptions | None = None,
+    replica: Replica | None = None,
+    loaded: TargetProcessor | None = None,
+) -> Target:
+    """Load a model and its processor in the checkpoint's own number type, frozen.
+
+    Args:
+        name: a folder, or a Hugging Face id.
+        device: where to put the model.
+        options: how to load it; the defaults of ``TargetOptions`` without.
+        replica: the connected workers to split it over, which all call this at the same time. The
+            leader holds the whole model in host memory meanwhile; each keeps the input embedding
+            and the head in host memory afterwards, beside its part on ``device``.
+        loaded: what ``load_processor`` gave, if it was called before.
+
+    Raises:
+        InputError: not found, not loadable, or not a model that can be captured.
+    """
+    options = options or TargetOptions()
+    loaded = loaded or load_processor(name, options)
+    is_folder = Path(name).is_dir()
+    auto_model = _auto_model(name, loaded.config)
+    with nullcontext() if is_folder else offline_if_unreachable():
         how: dict[str, Any] = {
             "dtype": "auto",
             "output_loading_info": True,
             "use_safetensors": True,  # .bin files are pickle
+            **_source(options),
         }
         if options.attn_implementation is not None:
             how["attn_implementation"] = options.attn_implementation
         if options.device_map is not None:
             how["device_map"] = "cpu" if device.type == "cpu" else options.device_map
-        load = partial(_load, name, "model", auto_model.from_pretrained, **source, **how)
+        load = partial(_load, name, "model", auto_model.from_pretrained, **how)
         if replica is None:
             model = _complete(name, *load())
         else:
             trusted = options.trust_remote_code
-            split = how_to_split(name, auto_model, config, replica, trust_remote_code=trusted)
+            split = how_to_split(
+                name, auto_model, loaded.config, replica, trust_remote_code=trusted
+            )
             whole = _complete(name, *load()) if replica.is_leader else None
             model, _ = load(**split)
             fill(model, whole)
@@ -99,11 +122,16 @@ def load_target(
         revision=getattr(model.config, "_commit_hash", None) or "",
         fingerprint=_weights_fingerprint(Path(name)) if is_folder else "",
         model=model,
-        processor=processor,
+        processor=loaded.processor,
         backbone=backbone,
         device=device,
         gathered=None if replica is None else split_head_tensors(name, model, backbone, device),
     )
+
+
+def _source(options: TargetOptions) -> dict[str, Any]:
+    revision = {} if options.revision is None else {"revision": options.revision}
+    return {"trust_remote_code": options.trust_remote_code, **revision}
 
 
 def _load(name: str, part: str, loader: Callable[..., Any], **how: Any) -> Any:

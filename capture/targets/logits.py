@@ -1,6 +1,6 @@
 """What a cache keeps of the target's logits, and the proof that the stored head gives them back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,25 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _TOLERANCE_16_BIT = 2e-2
 
 
-def stored_logits(logits: Tensor, mode: str, dtype: torch.dtype) -> dict[str, Tensor]:
+LOGITS_AT_ONCE = 1 << 26
+"""Numbers, of a batch; more are computed and cast, or searched for the largest, in parts."""
+
+
+def stored_logits(parts: Iterable[Tensor], mode: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """The logit fields of a batch.
 
     Args:
-        logits: ``[R, V]``, the target's own.
+        parts: ``[R, V]`` each, the target's own, of some rows after the others.
         mode: ``full`` or ``topk:k``.
         dtype: of the stored floats.
     """
+    fields = [_stored_logits(part, mode, dtype) for part in parts]
+    if len(fields) == 1:
+        return fields[0]
+    return {name: torch.cat([of[name] for of in fields]) for name in fields[0]}
+
+
+def _stored_logits(logits: Tensor, mode: str, dtype: torch.dtype) -> dict[str, Tensor]:
     if mode == "full":
         return {"logits": logits.to(dtype)}
     values, indices = logits.topk(int(mode.removeprefix("topk:")), dim=-1)
@@ -41,7 +52,7 @@ def prove_head(target: Target, features: Features) -> float:
 
     Args:
         target: the frozen model.
-        features: of a batch, with logits.
+        features: of a batch, with logits, at least of its first rows.
 
     Returns:
         The largest absolute difference between the target's logits and those that a trainer
@@ -52,8 +63,9 @@ def prove_head(target: Target, features: Features) -> float:
     """
     assert features.logits is not None
     own = features.logits.float().to(features.last_hidden.device)
-    stored = features.stored["last_hidden_state"].to(features.last_hidden.dtype)
-    exact, recomputed = _apply_head(target, features.last_hidden, stored)
+    hidden = features.last_hidden[: len(own)]
+    stored = features.stored["last_hidden_state"][: len(own)].to(hidden.dtype)
+    exact, recomputed = _apply_head(target, hidden, stored)
     tolerance = _TOLERANCE.get(features.last_hidden.dtype, _TOLERANCE_16_BIT)
     error = (exact - own).abs().max().item()
     if not error <= tolerance * max(1.0, own.abs().max().item()):

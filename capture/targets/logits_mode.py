@@ -16,7 +16,7 @@ def check_logits_option(logits: str) -> None:
         raise InputError(f"--logits {logits}: choose auto, full, head, or topk:K with K at least 1")
 
 
-def resolve_logits(logits: str, *, hidden_size: int, vocab_size: int, hidden_fields: int) -> str:
+def resolve_logits(logits: str, *, hidden_size: int, vocab_size: int, hidden_fields: float) -> str:
     """Turn ``auto`` into ``full`` where logits cost no more than all other floats, else ``head``.
 
     Raises:

@@ -1,5 +1,8 @@
 """How pictures and text enter a language backbone, seen in forward passes."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,8 @@ from dspark.capture.targets.backbone_input import FROM_ARGUMENT
 from dspark.capture.targets.features import Features
 from dspark.capture.targets.target import Target
 from dspark.schemas.errors import InputError
+
+_NAMED_IDS = 8
 
 
 def where_pictures_enter(target: Target, ids: Tensor, one: Features, other: Features) -> str:
@@ -66,6 +71,24 @@ def embedded_otherwise(
     stored = features.stored["inputs_embeds"]
     differs = (expected.to(stored.device) != stored).any(-1).cpu()
     return sorted(set(ids[differs & (ids != _no_id(target.image_token_id))].tolist()))
+
+
+def check_embeds(embeds: str, observed: Mapping[str, Any]) -> None:
+    """Refuse ``--embeds pictures`` of a target whose text does not come from its embedding table.
+
+    Args:
+        embeds: ``all`` or ``pictures``.
+        observed: of the target, for the manifest.
+
+    Raises:
+        InputError: some ids have vectors of their own.
+    """
+    if embeds == "pictures" and (ids := observed["embedded_otherwise"]):
+        raise InputError(
+            f"--embeds pictures: the target's backbone receives other vectors for the text tokens "
+            f"{', '.join(map(str, ids[:_NAMED_IDS]))}{', …' if len(ids) > _NAMED_IDS else ''} than "
+            "its embedding table has, so they cannot be looked up there; use --embeds all"
+        )
 
 
 def _no_id(image_id: int | None) -> int:

@@ -23,9 +23,11 @@ class LockStep:
 
     Attributes:
         writes: whether this worker writes the shards that it captures.
+        draws_ahead: whether it may ask for its next shard before it has run the last batch of one.
     """
 
     writes = True
+    draws_ahead = True
 
     def agree(self, shard: int | None) -> int | None:
         """The next shard of this worker, None when there is none."""
@@ -48,6 +50,8 @@ class LockStep:
 
 class SameBatches(LockStep):
     """Tensor parallel: all workers of a replica compute every batch, and the leader writes."""
+
+    draws_ahead = False  # the draws of all must fall between the same batches
 
     def __init__(self, replica: Replica, device: torch.device) -> None:
         self.writes = replica.is_leader

@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conversation_data import mixed_rows, write_rows
 from safetensors.torch import load_file
+from tiny_targets import VOCABULARY
 
 import dspark
 from dspark.capture.targets.features import capture_features
@@ -104,3 +106,29 @@ def test_auto() -> None:
     choose = {"hidden_size": 128, "hidden_fields": 5}
     assert resolve_logits("auto", vocab_size=640, **choose) == "full"
     assert resolve_logits("auto", vocab_size=641, **choose) == "head"
+
+
+def test_many_logits_come_in_parts(
+    caches: Callable[[str], dspark.Cache], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {mode: caches(mode) for mode in ("full", "topk:5", "head")}
+    seen: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def noting(hidden: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        if weight.shape[0] == VOCABULARY:
+            seen.append(hidden.numel() // hidden.shape[-1])
+        return linear(hidden, weight, bias)
+
+    monkeypatch.setattr("dspark.capture.batch.LOGITS_AT_ONCE", 7 * VOCABULARY)
+    monkeypatch.setattr(torch.nn.functional, "linear", noting)
+    for mode, expected in whole.items():
+        seen.clear()
+        expected.root.rename(tmp_path / "whole")
+        parts = caches(mode)
+        (tmp_path / "whole").rename(tmp_path / f"whole-{mode[:4]}")
+        of_rows = [count for count in seen if count != seen[0]]  # the first ones are of the probe
+        assert of_rows and max(of_rows) == 7
+        for sample in range(6):
+            for key, value in dspark.open_cache(tmp_path / f"whole-{mode[:4]}")[sample].items():
+                torch.testing.assert_close(parts[sample][key], value, rtol=1e-5, atol=1e-5)

@@ -69,7 +69,9 @@ def test_each_alternative_is_what_such_a_capture_writes(
     options = replace(options, layers="-1", logits="topk:7", dtype="fp32")
     planned = estimate_capture(options, exact=True)
     changes = [a.options.split() for a in planned.alternatives]
-    assert {name for name, _ in changes} == {"--dtype", "--logits", "--layers", "--drafts"}
+    assert {name for name, _ in changes} == {
+        *("--dtype", "--embeds", "--logits", "--layers", "--drafts")
+    }
     for number, (name, value) in enumerate(changes):
         other = replace(options, out=str(tmp_path / str(number)), **{name[2:]: value})
         if name == "--drafts":
@@ -91,6 +93,8 @@ def test_which_choices_are_offered(options: CaptureOptions) -> None:
 
     assert offered() == [
         "--dtype fp32",
+        "--dtype fp8",
+        "--embeds pictures",
         "--logits topk:64",
         "--logits full",
         "--layers none",
@@ -99,6 +103,8 @@ def test_which_choices_are_offered(options: CaptureOptions) -> None:
     assert offered(layers="0", dtype="fp32", logits="head") == [
         "--dtype bf16",
         "--dtype fp16",
+        "--dtype fp8",
+        "--embeds pictures",
         "--logits topk:64",
         "--logits full",
         "--layers none",

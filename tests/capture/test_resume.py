@@ -197,4 +197,6 @@ def test_an_index_of_other_settings_is_not_trained_on(
         for path in (tmp_path / "d" / folder).glob("*00001-of*"):
             shutil.copy(path, tmp_path / "c" / folder / path.name)
     with pytest.raises(InputError, match="other settings than the manifest's"):
-        dspark.open_cache(tmp_path / "c")
+        dspark.open_cache(tmp_path / "c")[2]
+    with pytest.raises(InputError, match="00001-of-00002.parquet: it belongs to a capture with"):
+        dspark.train_draft(tmp_path / "c", "msd", tmp_path / "draft", steps=2, eval_fraction=0)

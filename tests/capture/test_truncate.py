@@ -99,7 +99,8 @@ def test_a_picture_is_kept_with_what_closes_it(
     options = RowOptions(overlong="truncate")
     whole = encode_row(0, conversations, target, 512, options)
     assert isinstance(whole, EncodedRow)
-    closed = int(whole.image_mask.nonzero()[-1]) + 2
+    (inputs,) = batch_inputs([whole], conversations, target, fake_image=False)
+    closed = int((inputs.tensors["input_ids"][0] == target.image_token_id).nonzero()[-1]) + 2
     kept = encode_row(0, conversations, target, closed, options)
     assert isinstance(kept, EncodedRow) and len(kept) == closed
     assert not isinstance(encode_row(0, conversations, target, closed - 1, options), EncodedRow)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -63,7 +62,7 @@ def supervised(root: Path, rows: list[int]) -> Counter[int]:
 
 
 def training_rows(root: Path) -> list[int]:
-    return split_rows(ok_rows(open_cache(root)), 0.2)[0].tolist()
+    return list(split_rows(ok_rows(open_cache(root)), 0.2)[0])
 
 
 def test_it_learns_and_says_how_much_its_vocabulary_covers(cache: Path, tmp_path: Path) -> None:
@@ -126,9 +125,9 @@ def test_ids_are_counted_in_the_training_rows_alone(cache: Path) -> None:
     opened = open_cache(cache)
     train, held_out = split_rows(ok_rows(opened), 0.2)
     assert len(held_out) and opened.lengths.min() == 0  # some rows were skipped
-    for rows in (train, held_out, np.array([], int)):
-        counts = count_supervised(opened, rows.tolist())
-        assert counts.tolist() == [supervised(cache, rows.tolist())[v] for v in range(VOCAB)]
+    for rows in (train, held_out, []):
+        counts = count_supervised(opened, rows)
+        assert counts.tolist() == [supervised(cache, list(rows))[v] for v in range(VOCAB)]
 
 
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=12), st.data())

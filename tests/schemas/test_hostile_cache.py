@@ -7,7 +7,7 @@ from hostile_cache import HostileCache, Outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dspark.schemas.paths import manifest_path
+from dspark.schemas.paths import columns_path, manifest_path
 
 FEW = settings(
     max_examples=60,
@@ -29,10 +29,11 @@ Damage = Callable[[HostileCache, st.DataObject], Outcome]
     [
         lambda cache, data: cache.change_bytes(manifest_path(cache.root), data),
         lambda cache, data: cache.change_bytes(cache.paths.index(0), data),
+        lambda cache, data: cache.change_bytes(columns_path(cache.root), data),
         lambda cache, data: cache.change_header(data),
         lambda cache, data: cache.change_text(data),
     ],
-    ids=["manifest", "index", "shard header", "odd JSON"],
+    ids=["manifest", "index", "columns", "shard header", "odd JSON"],
 )
 def test_damage_is_refused_or_means_nothing(cache: HostileCache, damage: Damage) -> None:
     @FEW
@@ -49,8 +50,8 @@ def test_damage_is_refused_or_means_nothing(cache: HostileCache, damage: Damage)
 
 @pytest.mark.parametrize(
     "forge",
-    [HostileCache.change_document, HostileCache.change_rows],
-    ids=["manifest", "index"],
+    [HostileCache.change_document, HostileCache.change_rows, HostileCache.change_columns],
+    ids=["manifest", "index", "columns"],
 )
 def test_what_is_forged_with_a_right_digest_is_refused_or_opens(
     cache: HostileCache, forge: Damage

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dspark.schemas.columns import columns_layout
 from dspark.schemas.digest import FileDigest, json_digest
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.fields import build_fields
@@ -21,6 +22,10 @@ from dspark.schemas.manifest import (
     write_manifest,
 )
 from dspark.schemas.shard_layout import ShardLayout
+
+COLUMNS = FileDigest(columns_layout(10).file_size, "0123456789abcdef")
+COUNTS = Counts(9, {"too long": 1}, 70, 8, 20)
+FINISHED = {"complete": True, "counts": asdict(COUNTS)}
 
 
 def make_manifest() -> Manifest:
@@ -55,7 +60,7 @@ def make_manifest() -> Manifest:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    manifest = make_manifest().finished(Counts(9, {"too long": 1}, 70, 8, 20), 0.25)
+    manifest = make_manifest().finished(COUNTS, 0.25, COLUMNS)
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
 
@@ -134,6 +139,13 @@ def files(*names: str) -> dict[str, Any]:
         (lambda d: d["counts"].update(ok=1, tokens=9), "counts"),
         (lambda d: d["counts"].update(loss_tokens=1), "counts"),
         (lambda d: d.update(complete=True), "counts"),
+        (lambda d: d.update(FINISHED, columns=None), "complete and lacks columns"),
+        (lambda d: d.update(columns={"bytes": 4096, "digest": "0" * 16}), "columns cannot be so"),
+        (lambda d: d.update(columns=asdict(COLUMNS) | {"digest": "x"}), "columns cannot be so"),
+        (lambda d: d.update(columns=asdict(COLUMNS) | {"digest": 7}), "7 is no str"),
+        (lambda d: d.update(columns=asdict(COLUMNS) | {"bytes": 4216.0}), "4216.0 is no int"),
+        (lambda d: d.update(columns=asdict(COLUMNS) | {"surprise": 7}), "damaged"),
+        (lambda d: d.update(columns=[1, 2]), "damaged"),
         (lambda d: d["target"].update(vocab_size="x"), "'x' is no int"),
         (lambda d: d["target"].update(eos_token_ids=None), "eos_token_ids"),
         (lambda d: d["target"].update(text=[]), "damaged"),

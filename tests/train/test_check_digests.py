@@ -41,13 +41,13 @@ def place(cache: Cache, sample: int, field: Field, run: int, byte: int) -> tuple
 
 
 def read(cache: Cache, fields: list[Field], rows: list[int]) -> list[int]:
-    with BatchStream(cache, fields, [[row] for row in rows], batch_size=1) as stream:
+    with BatchStream(cache, fields, [[row] for row in rows], batch_size=1, trim=True) as stream:
         return [row for batch in stream for row in batch["sample"].tolist()]
 
 
 def test_a_flipped_byte_is_named_by_shard_row_and_field(root: Path) -> None:
     cache = open_cache(root, check_digests=True)
-    rows = ok_rows(cache).tolist()
+    rows = list(ok_rows(cache))
     sample = rows[20]
     for field in cache.manifest.fields:
         for run, byte in {(0, 0), (-1, -1)}:

@@ -16,13 +16,14 @@ import dspark
 from dspark.cli import main
 from dspark.reports import evaluation as report_evaluate
 from dspark.schemas.errors import IncompatibleCacheError, InputError
-from dspark.train_from_cache import compare, curves, stream
+from dspark.train_from_cache import compare, curves
 from dspark.train_from_cache.batch import supervised_anchors
-from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
+from dspark.train_from_cache.cache import ok_rows, open_cache
 from dspark.train_from_cache.calibration import Confidences
 from dspark.train_from_cache.drafts import draft_class
 from dspark.train_from_cache.evaluate import Subject, evaluate, evaluate_together
 from dspark.train_from_cache.metrics import eval_mask
+from dspark.train_from_cache.part import Part
 from dspark.train_from_cache.split import held_out, split_rows
 from dspark.train_from_cache.target_head import TargetHead
 from dspark.train_from_cache.teacher import Teacher
@@ -81,15 +82,15 @@ def test_all_drafts_as_their_trainings_measured_them_in_one_pass(
     cache: Path, drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    real = Cache.read_row
+    real = Part.read_row
 
-    def counting(self: Cache, sample: int, *args: Any) -> int:
+    def counting(self: Part, sample: int, *args: Any) -> int:
         read.append(sample)
         return real(self, sample, *args)
 
-    monkeypatch.setattr(stream.Cache, "read_row", counting)
+    monkeypatch.setattr(Part, "read_row", counting)
     found = dspark.evaluate_drafts(cache, list(drafts.values()), device="cpu")
-    rows = split_rows(ok_rows(open_cache(cache)), FRACTION)[1].tolist()
+    rows = list(split_rows(ok_rows(open_cache(cache)), FRACTION)[1])
     assert (found["rows"], found["eval_fraction"]) == (len(rows), FRACTION)
     for name, got in zip(drafts, found["drafts"], strict=True):
         assert got["draft"] == str(drafts[name])
@@ -116,7 +117,7 @@ def test_calibration_is_fitted_on_every_other_row_and_measured_on_the_rest(
     draft.attach_head(head)
     draft.eval()
     expected = Confidences()
-    for i, row in enumerate(split_rows(ok_rows(opened), FRACTION)[1].tolist()):
+    for i, row in enumerate(split_rows(ok_rows(opened), FRACTION)[1]):
         batch = {name: x[None] for name, x in opened[row].items()}
         batch |= {"length": torch.tensor([opened.lengths[row]]), "sample": torch.tensor([row])}
         anchors = supervised_anchors(batch["loss_mask"])
@@ -149,7 +150,7 @@ def test_zeros_for_the_hidden_states(cache: Path, drafts: dict[str, Path]) -> No
     opened, head = open_cache(cache), TargetHead.load(cache)
     draft = draft_class("msd").from_pretrained(drafts["msd"])
     draft.attach_head(head)
-    rows = split_rows(ok_rows(opened), FRACTION)[1].tolist()
+    rows = list(split_rows(ok_rows(opened), FRACTION)[1])
     alone = evaluate(draft, opened, head, rows, zero_hidden_states=True)
     assert_equal(zeroed[0], alone)
 
@@ -164,8 +165,8 @@ def test_a_draft_is_measured_alike_alone_and_beside_a_deeper_one(
 
 def test_which_rows_are_measured(cache: Path, drafts: dict[str, Path]) -> None:
     opened = open_cache(cache)
-    ok = ok_rows(opened)
-    train, rest = split_rows(ok, FRACTION)
+    train, rest = split_rows(ok_rows(opened), FRACTION)
+    ok = np.array(ok_rows(opened))
 
     def measure(**options: Any) -> tuple[int, int]:
         found = dspark.evaluate_drafts(cache, [drafts["medusa"]], device="cpu", **options)
@@ -354,7 +355,7 @@ def test_one_pass_serves_a_draft_with_and_without_zeros(cache: Path) -> None:
     cls = draft_class("msd")
     draft = cls(cls.config_from_cache(opened.manifest, {}))
     draft.attach_head(head)
-    rows = ok_rows(opened)[:6].tolist()
+    rows = ok_rows(opened)[:6]
     subjects = [Subject(draft), Subject(draft, zero_hidden_states=True), Subject(draft)]
     one, zeroed, again = evaluate_together(subjects, opened, head, rows)
     assert one == again != zeroed and "calibration" not in one

@@ -11,13 +11,13 @@ import torch
 from runs import OPTIONS, assert_same_weights, steps
 from safetensors import safe_open
 from synthetic_cache import write_cache
-from torch import Tensor
 
 from dspark.train_from_cache import loop, stream
 from dspark.train_from_cache.batch import Batch
-from dspark.train_from_cache.cache import Cache, open_cache
+from dspark.train_from_cache.cache import open_cache
 from dspark.train_from_cache.draft_parts.row_random import RowRandom
 from dspark.train_from_cache.drafts.msd import MSDDraft
+from dspark.train_from_cache.part import Part
 from dspark.train_from_cache.train import train_draft
 
 BROKEN = 7  # the batch in which it goes wrong
@@ -48,9 +48,9 @@ def test_a_failed_read_stops_before_its_step(
 ) -> None:
     error = FAULTS[fault]
     seen: list[list[int]] = []
-    real, random_of = Cache.read_row, loop.step_random
+    real, random_of = Part.read_row, loop.step_random
 
-    def failing(self: Cache, sample: int, field: Any, out: Tensor) -> int:
+    def failing(self: Part, sample: int, field: Any, out: memoryview) -> int:
         # Reads run ahead, so the row counts only once the steps before have begun.
         if len(seen) and sample in broken:
             raise error
@@ -65,7 +65,7 @@ def test_a_failed_read_stops_before_its_step(
     broken = [row for rows in order[BROKEN + 1 :] for row in rows if row not in before][:1]
     last = next(i for i, rows in enumerate(order) if broken[0] in rows)
     with monkeypatch.context() as patch, pytest.raises(type(error)):
-        patch.setattr(Cache, "read_row", failing)
+        patch.setattr(Part, "read_row", failing)
         patch.setattr(loop, "step_random", noting)
         train_draft(cache, "msd", tmp_path / "out", **OPTIONS)
     assert seen == order[:last]
@@ -86,7 +86,7 @@ def test_readers_that_cannot_start_stop_the_training(
     def refusing(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 40:
+        if calls == 60:
             raise RuntimeError("can't start new thread")
         return submit(self, *args)
 
@@ -100,11 +100,11 @@ def test_slow_and_unordered_reads_change_nothing(
     cache: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that began with a batch not yet read, or already overwritten, would differ."""
-    real, real_forward = Cache.read_row, MSDDraft.forward
+    real, real_forward = Part.read_row, MSDDraft.forward
     chance = random.Random(0)
     opened = open_cache(cache)
 
-    def slow(self: Cache, sample: int, field: Any, out: Tensor) -> int:
+    def slow(self: Part, sample: int, field: Any, out: memoryview) -> int:
         if chance.random() < 0.2:
             time.sleep(0.004 * chance.random())
         return real(self, sample, field, out)
@@ -119,7 +119,7 @@ def test_slow_and_unordered_reads_change_nothing(
                 assert not batch[name][i, len(stored) :].any()
         return terms
 
-    monkeypatch.setattr(Cache, "read_row", slow)
+    monkeypatch.setattr(Part, "read_row", slow)
     monkeypatch.setattr(MSDDraft, "forward", checked)
     train_draft(cache, "msd", tmp_path / "out", **OPTIONS)
     assert_same_weights(tmp_path / "out", whole)

@@ -42,7 +42,7 @@ def test_only_rows_with_a_picture_count(tmp_path: Path) -> None:
     model = draft(draft.config_from_cache(cache.manifest, {}))
     head = TargetHead.load(root)
     model.attach_head(head)
-    rows = ok_rows(cache).tolist()
+    rows = list(ok_rows(cache))
     expected = 0
     for row in rows:
         sample = cache[row]

@@ -208,7 +208,7 @@ def test_evaluation_does_not_depend_on_batches_or_chunks(
     draft = cls(cls.config_from_cache(cache.manifest, {"num_hidden_layers": 1}))
     head = TargetHead.load(cache.root)
     draft.attach_head(head)
-    rows = ok_rows(cache).tolist()
+    rows = list(ok_rows(cache))
     one = module.evaluate(draft, cache, head, rows, batch_size=8)
     assert one == module.evaluate(draft, cache, head, rows, batch_size=8)
     monkeypatch.setattr(module, "_LOGITS", 5 * draft.depth * VOCAB)

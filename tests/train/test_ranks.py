@@ -61,6 +61,7 @@ def runs(cache: Path) -> Path:
         job(cache, at / "one"),
         job(cache, at / "one_average", ema=0.9),
         job(cache, at / "parts", accumulate=3),
+        job(cache, at / "one_bucketed", bucket=True),
         job(cache, at / "few_one", ["msd"], batch_size=1),
         job(cache, at / "one_then_two") | dead,
     ]
@@ -69,6 +70,7 @@ def runs(cache: Path) -> Path:
     together = [
         job(cache, at / "two"),
         job(cache, at / "two_parts", accumulate=2),
+        job(cache, at / "two_bucketed", bucket=True, trim=True),
         job(cache, at / "few_two", ["msd"], batch_size=1),
         job(cache, at / "sharded", fsdp=True),
         job(cache, at / "sharded_average", accumulate=2, fsdp=True, ema=0.9),
@@ -87,7 +89,7 @@ def runs(cache: Path) -> Path:
 def rows_of(out: Path) -> list[list[int]]:
     """The rows of each step, as the processes together took them."""
     by_rank = [json.loads(path.read_text()) for path in sorted(out.glob("rows.*.json"))]
-    assert len(by_rank) == (1 if out.name in ("one", "few_one") else 2)
+    assert len(by_rank) == (1 if out.name in ("one", "one_bucketed", "few_one") else 2)
     found = []
     for step in by_rank[0]:
         rows = [0] * sum(len(rows[step]) for rows in by_rank)
@@ -121,9 +123,10 @@ def test_losses_and_gradients_are_those_of_one_process(runs: Path, how: str) -> 
             torch.testing.assert_close(other[name], one[name], atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("how", ["two", "sharded", "few_two"])
+@pytest.mark.parametrize("how", ["two", "sharded", "few_two", "two_bucketed"])
 def test_the_order_is_that_of_one_process(runs: Path, how: str) -> None:
-    one = rows_of(runs / ("few_one" if how == "few_two" else "one"))
+    alone = {"few_two": "few_one", "two_bucketed": "one_bucketed"}
+    one = rows_of(runs / alone.get(how, "one"))
     assert rows_of(runs / how) == one
     assert len(one) == OPTIONS["steps"]
 
@@ -137,6 +140,12 @@ def test_metrics_are_those_of_one_process(runs: Path, how: str) -> None:
             assert got["anchors"] == expected["anchors"] and got["rows"] == expected["rows"]
             for name in ("tau", "agreement", "acceptance"):
                 assert got[name] == pytest.approx(expected[name], abs=1e-3), name
+
+
+def test_each_trims_its_share_of_a_bucket(runs: Path) -> None:
+    for arch in ARCHS:
+        assert_close_steps(runs / "two_bucketed" / arch, runs / "one_bucketed" / arch)
+    assert rows_of(runs / "one_bucketed") != rows_of(runs / "one")
 
 
 def test_all_stop_after_the_same_step_when_one_is_asked_to(runs: Path) -> None:

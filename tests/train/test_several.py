@@ -94,7 +94,7 @@ def test_each_row_is_read_once_and_of_it_what_the_drafts_need(
     assert len(rows) == OPTIONS["steps"] * OPTIONS["batch_size"] * len(archs)
     assert training.bytes_read * len(archs) == int(opened.lengths[rows].sum()) * token
     _, eval_rows = split_rows(ok_rows(opened), OPTIONS["eval_fraction"])
-    evaluated = int(opened.lengths[eval_rows].sum()) * token
+    evaluated = int(opened.lengths[list(eval_rows)].sum()) * token
     assert before.bytes_read == after.bytes_read == evaluated
     assert read == training.bytes_read + 2 * evaluated
 

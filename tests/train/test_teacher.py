@@ -20,8 +20,8 @@ def test_stored_logits_the_head_and_the_top_k_agree(tmp_path: Path) -> None:
     for mode in ("full", "head", "topk:5"):
         cache = open_cache(write_cache(tmp_path / mode, logits=mode))
         fields = [cache.field(name) for name in teacher_fields(mode)]
-        rows = ok_rows(cache)[:4].tolist()
-        with BatchStream(cache, fields, [rows], batch_size=4) as stream:
+        rows = ok_rows(cache)[:4]
+        with BatchStream(cache, fields, [rows], batch_size=4, trim=True) as stream:
             batch: Batch = next(iter(stream))
             batch["loss_mask"] = torch.ones(4, int(batch["length"].max()), dtype=torch.uint8)
             target = Teacher(batch, TargetHead.load(cache.root))

@@ -19,7 +19,7 @@ from dspark.cli import main
 from dspark.schemas.claims import Claim
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.manifest import read_manifest
-from dspark.schemas.paths import CachePaths, manifest_path
+from dspark.schemas.paths import CachePaths, columns_path, manifest_path
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.verify import repair
 from dspark.verify.repair import Repair, repair_cache
@@ -59,7 +59,8 @@ def test_repair_and_the_printed_command_give_the_same_bytes(
     manifest = read_manifest(cache)
     layout = ShardLayout(manifest.fields, manifest.rows_per_shard)
     xor_byte(shards[1], layout.row_extents(manifest.fields[0], row=1, length=1)[0][0], 1)
-    cut(sorted((cache / "index").iterdir())[2])
+    cut(CachePaths(cache, 3).index(2))
+    cut(columns_path(cache))
     spoil(cache / "target" / "tokenizer.json")
     kept = shards[0].stat().st_mtime_ns
 
@@ -68,13 +69,14 @@ def test_repair_and_the_printed_command_give_the_same_bytes(
     assert code == 1
     document = json.loads(printed)
     assert [f["file"] for f in document["faults"]] == [
+        "index/columns.safetensors",
         "target/tokenizer.json",
         f"shards/{shards[1].name}",
         f"index/{shards[2].stem}.parquet",
     ]
     assert document["repaired"] == {
         "shards": [1, 2],
-        "files": ["target/tokenizer.json"],
+        "files": ["index/columns.safetensors", "target/tokenizer.json"],
         "busy": [],
         "sound": [],
     }
@@ -96,7 +98,15 @@ def test_repair_and_the_printed_command_give_the_same_bytes(
     assert repair_cache(found) == Repair(files=("manifest.json",))
     code, printed = run(command)
     assert code == 0
-    assert "complete again; target/ and manifest.json written now, no shard was missing" in printed
+    everything_else = "target/ and index/columns.safetensors and manifest.json"
+    assert f"complete again; {everything_else} written now, no shard was missing" in printed
+    assert digests(cache) == whole
+
+    spoil(columns_path(cache))
+    assert repair_cache(dspark.verify_cache(cache)) == Repair(files=("index/columns.safetensors",))
+    code, printed = run(command)
+    assert code == 0
+    assert "index/columns.safetensors and manifest.json written now, no shard was" in printed
     assert digests(cache) == whole
     assert "complete already, nothing to do" in run(command)[1]
 

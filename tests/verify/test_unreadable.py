@@ -24,6 +24,7 @@ from dspark.verify.repair import Repair, repair_cache
 Command = Callable[..., tuple[int, str, str]]
 
 INDEX = "index/shard-00001-of-00003.parquet"
+COLUMNS = "index/columns.safetensors"
 SHARD = "shards/shard-00001-of-00003.safetensors"
 HEAD = "target/head.safetensors"
 
@@ -41,7 +42,7 @@ def cache(tmp_path: Path) -> Path:
     return write_cache(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("file", [INDEX, SHARD, HEAD])
+@pytest.mark.parametrize("file", [INDEX, COLUMNS, SHARD, HEAD])
 def test_a_file_without_the_right_to_read_it(cache: Path, run_dspark: Command, file: str) -> None:
     before = digests(cache)
     deep = ["--deep"] if file == HEAD else []  # else only its size is looked at
@@ -247,5 +248,7 @@ def test_one_foreign_index_among_others_is_the_fault(cache: Path, tmp_path: Path
     (cache / INDEX).write_bytes((other / INDEX).read_bytes())
     (fault,) = dspark.verify_cache(cache).faults
     assert fault.shard == 1
-    with pytest.raises(IncompatibleCacheError, match="other settings than the manifest's"):
-        dspark.open_cache(cache)
+    opened = dspark.open_cache(cache)
+    assert len(opened[0]["input_ids"])
+    with pytest.raises(IncompatibleCacheError, match=f"{INDEX}: .*other settings than the mani"):
+        opened[17]

@@ -12,9 +12,10 @@ from synthetic_cache import IMAGE_ID, VOCAB, write_cache
 
 import dspark
 from dspark.schemas.claims import Claim
+from dspark.schemas.digest import file_digest
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.manifest import Counts, read_manifest, write_manifest
-from dspark.schemas.paths import CachePaths, head_path, manifest_path
+from dspark.schemas.paths import CachePaths, columns_path, head_path, manifest_path
 from dspark.verify.deep import check_contents
 from dspark.verify.shallow import check_shallow
 
@@ -51,6 +52,10 @@ def test_a_sound_cache(tmp_path: Path, logits: str, dtype: str) -> None:
         ("shards/shard-00001-of-00003.safetensors", into_folder, "not a file"),
         ("index/shard-00002-of-00003.parquet", Path.unlink, "missing, so its shard does not count"),
         ("index/shard-00002-of-00003.parquet", cut, "no sound sample index"),
+        ("index/columns.safetensors", Path.unlink, "No such file"),
+        ("index/columns.safetensors", cut, "bytes long"),
+        ("index/columns.safetensors", spoil, "damaged: its bytes do not have the digest"),
+        ("index/columns.safetensors", into_folder, "not a file"),
         ("target/head.safetensors", Path.unlink, "No such file"),
         ("target/head.safetensors", cut, "bytes long"),
         ("manifest.json", cut, None),
@@ -75,11 +80,32 @@ def test_the_shallow_check_names_the_file(
 def test_totals_must_be_those_of_the_indexes(cache: Path) -> None:
     manifest = read_manifest(cache)
     counts = replace(manifest.counts, tokens=manifest.counts.tokens + 1)
-    write_manifest(cache, manifest.finished(counts, 0.5))
+    write_manifest(cache, replace(manifest, counts=counts, head_error=0.5))
     assert faults(cache, deep=False) == [
+        "index/columns.safetensors: damaged: its sums are not the counts of the manifest",
         f"manifest.json: counts.tokens is {counts.tokens}, the indexes give {counts.tokens - 1}",
         "manifest.json: logits.head_error is 0.5, the indexes give None",
     ]
+
+
+def test_columns_must_say_what_the_indexes_say(cache: Path) -> None:
+    columns = np.memmap(columns_path(cache), "<i4", "r+", 4096, (3, 40))
+    columns[:, [17, 23]] = columns[:, [23, 17]]  # both in shard 1
+    columns.flush()
+    manifest = read_manifest(cache)
+    write_manifest(cache, replace(manifest, columns=file_digest(columns_path(cache))))
+    dspark.open_cache(cache)
+    assert faults(cache, deep=False) == [
+        "index/columns.safetensors: it says otherwise than shard-00001-of-00003.parquet, which is "
+        "sound"
+    ]
+
+
+def test_columns_left_by_a_capture_that_died_before_its_manifest_are_no_fault(cache: Path) -> None:
+    write_manifest(cache, read_manifest(cache).unfinished())
+    columns_path(cache).write_bytes(b"whatever")
+    found = dspark.verify_cache(cache)
+    assert (found.faults, found.notes, found.exit_code) == ((), (), 2)
 
 
 def test_no_cache_or_another_version_cannot_be_told(tmp_path: Path, cache: Path) -> None:
