@@ -5,14 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor, uint8
 
 from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.digest import field_digest
 from dspark.schemas.dtypes import torch_dtype
 from dspark.schemas.durable import names, write_all
-from dspark.schemas.fields import Field
+from dspark.schemas.holes import written_ranges
 from dspark.schemas.shard_layout import ShardLayout
 
 
@@ -85,11 +84,12 @@ class ShardWriter:
             assert tensor.dtype == torch_dtype(field.dtype), field.name
             data = tensor.contiguous().view(uint8).numpy().reshape(-1).data.cast("B")
             length = tensor.shape[field.token_axis]
+            mask = None if field.where is None else tensors[field.where].numpy()
             runs: list[memoryview] = []
             start = 0
             for offset, size in self._layout.row_extents(field, row, length):
                 run = data[start : start + size]
-                for a, b in _stored(field, tensors, size):
+                for a, b in written_ranges(field, size, mask):
                     self._write(run[a:b], offset + a)
                     written += b - a
                 runs.append(run)
@@ -107,14 +107,3 @@ class ShardWriter:
     def commit(self) -> None:
         """Make the data durable and publish the file."""
         self._claim.publish()
-
-
-def _stored(field: Field, tensors: dict[str, Tensor], size: int) -> list[tuple[int, int]]:
-    """The bytes to write of a run of ``size`` bytes of a field, from and to; the others are zero
-    and stay holes."""
-    if field.where is None:
-        return [(0, size)]
-    edges = np.flatnonzero(np.diff(tensors[field.where].numpy(), prepend=0, append=0))
-    return [
-        (a * field.token_bytes, b * field.token_bytes) for a, b in edges.reshape(-1, 2).tolist()
-    ]

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from dspark.schemas.errors import InputError
 from dspark.schemas.extension import Extension
-from dspark.schemas.fields import FIELDS, KEPT, Field
+from dspark.schemas.fields import FIELDS, KEPT, SCALE, Field
 from dspark.schemas.layers import layer_of
-from dspark.schemas.manifest import Counts, Manifest
+from dspark.schemas.manifest import Manifest
 from dspark.schemas.shard_format import ShardFormat
 from dspark.schemas.shard_layout import ShardLayout
 
@@ -51,16 +51,14 @@ def planned(manifest: Manifest, form: ShardFormat, fields: str | None) -> Manife
 def begun(manifest: Manifest) -> Manifest:
     """The manifest of the same cache before its first shard."""
     return replace(
-        manifest,
-        complete=False,
-        counts=Counts(),
-        head_error=None,
+        manifest.unfinished(),
         extensions=tuple(replace(e, complete=False) for e in manifest.extensions),
     )
 
 
 def _kept(manifest: Manifest, fields: str) -> list[str]:
-    """The names to keep, in the order of the manifest."""
+    """The names to keep, in the order of the manifest: with a field, what it means nothing
+    without."""
     asked = {name.strip() for name in fields.split(",")}
     there = [field.name for field in manifest.all_fields]
     for name in sorted(asked):
@@ -73,8 +71,9 @@ def _kept(manifest: Manifest, fields: str) -> list[str]:
 
 
 def _group(name: str) -> str:
-    """The three fields of the largest logits mean nothing without each other."""
-    return "logits_topk" if name.startswith("logits_topk.") else name
+    """The three fields of the largest logits mean nothing without each other, nor do 8 bits and
+    their scales."""
+    return "logits_topk" if name.startswith("logits_topk.") else name.removesuffix(SCALE)
 
 
 def _some(fields: Collection[Field], kept: Collection[str]) -> tuple[Field, ...]:

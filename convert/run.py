@@ -12,7 +12,7 @@ from dspark.convert.progress import ConvertProgress
 from dspark.convert.shard import Conversion
 from dspark.convert.workers import convert_shards
 from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
-from dspark.schemas.digest import file_digest
+from dspark.schemas.digest import FileDigest, file_digest
 from dspark.schemas.disk_errors import is_unreadable
 from dspark.schemas.durable import is_tmp, make_dir, replacing, write_all
 from dspark.schemas.errors import IncompatibleCacheError, InputError, UnreadableError
@@ -25,7 +25,7 @@ from dspark.schemas.manifest import (
 )
 from dspark.schemas.options import checked, takes
 from dspark.schemas.parts import parts
-from dspark.schemas.paths import index_dir, manifest_path, shards_dir, target_dir
+from dspark.schemas.paths import columns_path, index_dir, manifest_path, shards_dir, target_dir
 from dspark.schemas.shard_format import LEVELS, SAFETENSORS, ShardFormat
 from dspark.schemas.shard_numbers import parse_shards
 from dspark.schemas.stored_shard import is_committed, shard_files
@@ -96,8 +96,11 @@ def run_convert(options: ConvertOptions) -> ConvertReport:
     missing = _missing(root, manifest)
     if missing:
         manifest = read_manifest(root)
-    elif read_manifest(root) != manifest:
-        write_manifest(root, manifest)
+    else:
+        # They say of rows what no form and no choice of fields changes.
+        _copy(source, columns_path(source), columns_path(root), manifest.columns)
+        if read_manifest(root) != manifest:
+            write_manifest(root, manifest)
     return ConvertReport(
         source=source,
         root=root,
@@ -203,26 +206,35 @@ def _difference(there: Manifest, manifest: Manifest) -> str:
 
 def _copy_target_files(source: Path, root: Path, manifest: Manifest) -> None:
     for name, expected in manifest.target_files.items():
-        original, copy = target_dir(source) / name, target_dir(root) / name
-        try:
-            if copy.is_file() and file_digest(copy) == expected:
-                continue
-            if file_digest(original) != expected:
-                raise IncompatibleCacheError(
-                    f"{original}: damaged: its bytes do not have the digest of the manifest; run "
-                    f"'{repair_command(source)}', which says what mends it"
-                )
-        except OSError as error:
-            if is_unreadable(error):
-                raise UnreadableError(Path(error.filename or original), error) from None
+        _copy(source, target_dir(source) / name, target_dir(root) / name, expected)
+
+
+def _copy(source: Path, original: Path, copy: Path, expected: FileDigest | None) -> None:
+    """Copy a file of the source, unless that was done.
+
+    Raises:
+        IncompatibleCacheError: it is missing or damaged.
+        UnreadableError: it cannot be read.
+    """
+    try:
+        if copy.is_file() and file_digest(copy) == expected:
+            return
+        if file_digest(original) != expected:
             raise IncompatibleCacheError(
-                f"{original}: {error.strerror}; run '{repair_command(source)}', which says what "
-                "mends it"
-            ) from None
-        make_dir(copy.parent)
-        with open(original, "rb") as file, replacing(copy) as new:
-            while piece := file.read(1 << 20):
-                write_all(new, piece)
+                f"{original}: damaged: its bytes do not have the digest of the manifest; run "
+                f"'{repair_command(source)}', which says what mends it"
+            )
+    except OSError as error:
+        if is_unreadable(error):
+            raise UnreadableError(Path(error.filename or original), error) from None
+        raise IncompatibleCacheError(
+            f"{original}: {error.strerror}; run '{repair_command(source)}', which says what "
+            "mends it"
+        ) from None
+    make_dir(copy.parent)
+    with open(original, "rb") as file, replacing(copy) as new:
+        while piece := file.read(1 << 20):
+            write_all(new, piece)
 
 
 def _missing(root: Path, manifest: Manifest) -> list[int]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from dspark.schemas.digest import field_digest
 from dspark.schemas.durable import fsync_dir, make_dir, names, write_all, write_file
 from dspark.schemas.errors import DamagedError
 from dspark.schemas.fields import Field
+from dspark.schemas.holes import written_ranges
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.schemas.stored_rows import RowBytes
@@ -41,9 +43,8 @@ def write_safetensors(
     shard: StoredShard,
     part: Manifest,
     rows: Sequence[RowBytes],
-    fields: Iterable[str] | None = None,
 ) -> None:
-    """Write a shard in its safetensors form, with holes for padding; not yet durably.
+    """Write a shard in its safetensors form, with holes where it has them; not yet durably.
 
     Args:
         file: open for writing; what is in it goes.
@@ -51,14 +52,12 @@ def write_safetensors(
         shard: where the rows are read.
         part: manifest of what is read.
         rows: of the shard that hold a sample.
-        fields: names of those to write, the others stay holes; by default all of the layout.
 
     Raises:
         DamagedRowError: a row is not what was captured.
         DamagedError: a file of ``shard`` is not what the manifest describes.
         OSError: something cannot be read or written.
     """
-    chosen = None if fields is None else set(fields)
     path = Path(str(file.name))
     with names(path):
         file.seek(0)
@@ -66,14 +65,14 @@ def write_safetensors(
         write_all(file, layout.header)
         file.truncate(layout.file_size)
     for field in layout.fields:
-        if chosen is not None and field.name not in chosen:
-            continue
-        for row, runs in _rows(shard, part, field, rows):
+        masks = _masks(shard, part, field, rows)
+        for (row, runs), mask in zip(_rows(shard, part, field, rows), masks, strict=True):
             extents = layout.row_extents(field, row.row, row.length)
-            for run, (offset, _) in zip(runs, extents, strict=True):
-                with names(path):
-                    file.seek(offset)
-                    write_all(file, run)
+            for run, (offset, size) in zip(runs, extents, strict=True):
+                for a, b in written_ranges(field, size, mask):
+                    with names(path):
+                        file.seek(offset + a)
+                        write_all(file, run[a:b])
 
 
 def write_zarr(
@@ -135,6 +134,18 @@ def _write_object(
             end += len(data)
     packed = index.tobytes()
     write_all(file, packed + checksum(packed))
+
+
+def _masks(
+    shard: StoredShard, part: Manifest, field: Field, rows: Sequence[RowBytes]
+) -> Iterator[np.ndarray | None]:
+    """Of each row, the mask of the tokens for which a field is stored; None where all are."""
+    mask = next((other for other in part.fields if other.name == field.where), None)
+    if mask is None:
+        yield from repeat(None, len(rows))
+    else:
+        for _, (run,) in _rows(shard, part, mask, rows):
+            yield np.frombuffer(run, np.uint8)
 
 
 def _rows(

@@ -8,7 +8,9 @@ from typing import Any
 from dspark.schemas.dtypes import FLOAT8_CODE, FLOAT_CODES, ITEMSIZE
 from dspark.schemas.layers import hidden_state_key
 
-_SCALE = ".scale"
+SCALE = ".scale"
+"""What the name of a field of scales ends with."""
+
 MASKS = ("attention_mask", "loss_mask", "image_mask")
 IN_EVERY_CACHE = (
     *("inputs_embeds", "inputs_embeds.scale", "last_hidden_state", "input_ids", "position_ids"),
@@ -16,23 +18,22 @@ IN_EVERY_CACHE = (
 )
 """What a capture stores whatever its layers and logits; so no extension adds it."""
 
-
-def scale_key(name: str) -> str:
-    """The name of the field with the scales of an 8-bit field (see ``schemas.float8``)."""
-    return name + _SCALE
-
-
-def is_scale(name: str) -> bool:
-    """Whether a field holds the scales of another."""
-    return name.endswith(_SCALE)
-
-
 FIELDS = "fields"
 """Entry of the identity of a cache that a conversion left fields out of: the names of its fields.
 Without this entry, a cache has all fields that its layers and logits ask for."""
 
 KEPT = ("input_ids", "position_ids", *MASKS)
 """What no conversion leaves out."""
+
+
+def scale_key(name: str) -> str:
+    """The name of the field with the scales of an 8-bit field (see ``schemas.float8``)."""
+    return name + SCALE
+
+
+def is_scale(name: str) -> bool:
+    """Whether a field holds the scales of another."""
+    return name.endswith(SCALE)
 
 
 @dataclass(frozen=True)

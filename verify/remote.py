@@ -14,7 +14,7 @@ from dspark.remote.store import DamagedObjectError, MissingObjectError, Store
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.manifest import Manifest, read_manifest
 from dspark.schemas.parts import parts
-from dspark.schemas.paths import CachePaths, manifest_path, target_dir
+from dspark.schemas.paths import CachePaths, columns_path, manifest_path, target_dir
 from dspark.schemas.shard_layout import ShardLayout
 from dspark.schemas.stored_rows import stored_rows
 from dspark.schemas.stored_shard import shard_files, zarr_layout
@@ -29,7 +29,7 @@ _MOST_MANIFEST = 4 << 20
 class RemoteCopy:
     """A temporary folder that looks like a cache at a URL; a context manager that removes it.
 
-    Indexes are there. Of a shard's files only the sizes are right, and the bytes that say how they
+    Indexes and columns are there. Of a shard's files only the sizes are right, and the bytes that say how they
     are laid out; the rest are holes. What is missing at the URL is missing.
 
     Args:
@@ -100,6 +100,8 @@ class RemoteCopy:
                     partial(self._hollow, path, *_telling(paths, part, shard, path))
                     for path in shard_files(paths, part, shard)
                 ]
+        if self._manifest.complete:
+            tasks.append(partial(self._whole, columns_path(self.root)))
         for name in self._manifest.target_files:
             path = target_dir(self.root) / name
             tasks.append(partial(self._whole if self._deep else self._hollow, path))
