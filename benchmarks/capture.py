@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--target", help="folder of another target", default=None)
     parser.add_argument("--hidden-size", type=int, default=3584 if cuda else 512)
     parser.add_argument("--layers", type=int, default=34 if cuda else 12)
-    parser.add_argument("--rows", type=int, default=1024 if cuda else 16)
+    parser.add_argument("--rows", type=int, default=1024 if cuda else 24)
     parser.add_argument("--mean-length", type=int, default=671)
     parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--batch-tokens", type=int, default=16384 if cuda else 2048)

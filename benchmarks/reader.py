@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from dspark.benchmarks.feature_cache import draw_lengths, write_feature_cache
@@ -44,7 +43,7 @@ from dspark.train_from_cache.stream import RING, BatchStream, read_threads
 FIELDS = ("input_ids", "attention_mask", "loss_mask", "last_hidden_state")
 OURS, TRIMMED, BARE = "dspark", "dspark, --trim", "bare preadv"
 ROOM = 200e6
-# Of a warm pass: batches before which workers start and memory is touched for the first time, and
+# Batches before which workers start and memory is touched for the first time, and, of a warm pass,
 # those that are counted.
 FIRST, COUNTED = 8, 32
 
@@ -131,7 +130,7 @@ def _measure(given: argparse.Namespace, folder: Path) -> Result:
     ]
     result.notes.append(
         f"Cold passes read {cold.share:.2f} bytes from the disk for each useful one (the last "
-        f"pass). The first {FIRST} batches of a warm pass are not counted: workers start, and "
+        f"pass). The first {FIRST} batches of a pass are not counted: workers start, and "
         "memory is touched for the first time. Anonymous memory is the growth of RssAnon from "
         "before the cache is opened, in a process of its own, the most over all batches. The "
         f"others have only the fields that are read on disk, {OURS} all."
@@ -195,33 +194,48 @@ class _Cold:
         self.rates: dict[str, list[float]] = {OURS: [], BARE: []}
         self.share = 0.0
         self._cache, self._fields, self._batches = cache, fields, batches
-        self._useful = _useful_bytes(cache, fields, batches)
+        first = min(FIRST, len(batches) // 2)
+        self._first, self._counted = batches[:first], batches[first:]
+        self._useful = _useful_bytes(cache, fields, self._counted)
+        self._before, self._start = 0, 0.0
 
     def read_bare(self) -> None:
         """Read the extents of the batches and nothing else."""
-        with self._timed(BARE):
-            _read_bare(self._cache, self._fields, self._batches)
+        self._drop()
+        _read_bare(self._cache, self._fields, self._first)
+        self._begin()
+        _read_bare(self._cache, self._fields, self._counted)
+        self._end(BARE)
 
     def read(self) -> None:
-        """Read the batches."""
-        size = len(self._batches[0])
-        with (
-            self._timed(OURS),
-            BatchStream(
-                self._cache, self._fields, self._batches, batch_size=size, trim=False
-            ) as stream,
-        ):
+        """Read the batches. The clock starts when the first one that counts is asked for."""
+        self._drop()
+        with BatchStream(
+            self._cache,
+            self._fields,
+            self._asked_for(),
+            batch_size=len(self._batches[0]),
+            trim=False,
+        ) as stream:
             for _ in stream:
                 pass
+        self._end(OURS)
 
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _asked_for(self) -> Iterator[list[int]]:
+        yield from self._first
+        self._begin()
+        yield from self._counted
+
+    def _drop(self) -> None:
         self._cache.close()
         _drop(self._cache.root)
-        before, start = _bytes_from_disk(), time.perf_counter()
-        yield
-        self.rates[name].append(self._useful / (time.perf_counter() - start) / 1e9)
-        self.share = (_bytes_from_disk() - before) / self._useful
+
+    def _begin(self) -> None:
+        self._before, self._start = _bytes_from_disk(), time.perf_counter()
+
+    def _end(self, name: str) -> None:
+        self.rates[name].append(self._useful / (time.perf_counter() - self._start) / 1e9)
+        self.share = (_bytes_from_disk() - self._before) / self._useful
 
 
 def read_fields(cache: Cache) -> list[Field]:

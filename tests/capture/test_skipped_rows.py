@@ -83,7 +83,7 @@ def test_each_kind(tiny_target: Callable[[str], Path], tmp_path: Path) -> None:
     assert sum(report.manifest.counts.skipped.values()) == len(BAD)
     index = [
         entry
-        for path in sorted((tmp_path / "mixed" / "index").iterdir())
+        for path in sorted((tmp_path / "mixed" / "index").glob("*.parquet"))
         for entry in pq.read_table(path).to_pylist()
     ]
     assert [e["sample"] for e in index] == list(range(len(rows)))
