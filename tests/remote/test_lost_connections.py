@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ import torch
 from flipped_bytes import xor_byte
 from object_server import ObjectServer
 from runs import OPTIONS, assert_same_weights, records
+from synthetic_cache import write_cache
 
 import dspark
 from dspark.remote import store
 from dspark.remote.store import DamagedObjectError, MissingObjectError, UnreachableError
 from dspark.schemas.errors import InputError
+from dspark.schemas.index import IndexRow, read_index, write_index
+from dspark.schemas.manifest import read_manifest
+from dspark.schemas.paths import CachePaths
 from dspark.train_from_cache import loop
 
 TRAINING: dict[str, Any] = {**OPTIONS, "steps": 24}
@@ -165,7 +170,7 @@ def test_damage_is_named_and_never_trained_on(
 def test_small_files_that_are_damaged(caches: Path, server: ObjectServer, tmp_path: Path) -> None:
     for name, said in (
         ("manifest.json", "manifest.json: not readable|damaged"),
-        ("index/shard-00003-of-00024.parquet", "no sound sample index"),
+        ("index/columns.safetensors", "columns.safetensors: damaged"),
         ("target/head.safetensors", "head.safetensors: damaged"),
     ):
         root = caches / "bucket" / "small"
@@ -179,6 +184,43 @@ def test_small_files_that_are_damaged(caches: Path, server: ObjectServer, tmp_pa
         # What was mended there is well again here.
         shutil.copy(caches / "bucket" / "zarr" / name, root / name)
         dspark.open_cache(url, local_cache=folder)
+
+
+def test_an_index_that_is_damaged(caches: Path, server: ObjectServer, tmp_path: Path) -> None:
+    """Its shard alone cannot be read, until it is mended there or here."""
+    name, root = "index/shard-00003-of-00024.parquet", caches / "bucket" / "small"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(caches / "bucket" / "zarr", root)
+    url = f"{server.url}/bucket/small"
+    local = dspark.open_cache(root)
+    xor_byte(root / name, 300, 1)
+    remote = dspark.open_cache(url, local_cache=tmp_path)
+    assert torch.equal(remote[14]["input_ids"], local[14]["input_ids"])
+    with pytest.raises(InputError, match="no sound sample index") as error:
+        remote[15]
+    assert f"{url}/{name}" in str(error.value) and str(tmp_path) not in str(error.value)
+    shutil.copy(caches / "bucket" / "zarr" / name, root / name)
+    assert torch.equal(remote[15]["input_ids"], local[15]["input_ids"])
+    (here,) = tmp_path.glob(f"*/{name}")
+    xor_byte(here, 300, 1)
+    again = dspark.open_cache(url, local_cache=tmp_path)
+    assert torch.equal(again[15]["input_ids"], local[15]["input_ids"])
+
+
+def test_an_index_that_lists_other_rows_than_the_columns(
+    caches: Path, server: ObjectServer, tmp_path: Path
+) -> None:
+    root = write_cache(caches / "bucket" / "other", samples=6, shards=2)
+    manifest = read_manifest(root)
+    paths = CachePaths(root, 2)
+    table, facts = read_index(paths, manifest, 1)
+    rows = [IndexRow(**{**e, "digests": tuple(e["digests"])}) for e in table.to_pylist()]
+    rows[0] = replace(rows[0], length=rows[0].length - 1)
+    write_index(paths.index(1), rows, facts)
+    remote = dspark.open_cache(f"{server.url}/bucket/other", local_cache=tmp_path)
+    assert len(remote[0]["input_ids"]) == remote.lengths[0]
+    with pytest.raises(InputError, match="lists other rows than columns.safetensors"):
+        remote[4]
 
 
 def test_a_killed_reader_leaves_nothing_broken(
