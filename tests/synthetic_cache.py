@@ -11,9 +11,11 @@ from torch import Tensor
 
 from dspark.schemas.columns import write_columns
 from dspark.schemas.digest import FileDigest, field_digest, file_digest
-from dspark.schemas.dtypes import FLOAT_CODES, torch_dtype
-from dspark.schemas.extension import Extension
-from dspark.schemas.fields import Field, build_fields
+from dspark.schemas.dtypes import FLOAT8_CODE, torch_dtype
+from dspark.schemas.extension import Extension, added_fields
+from dspark.schemas.fields import Field, build_fields, is_scale, scale_key
+from dspark.schemas.float8 import to_float8
+from dspark.schemas.holes import written_ranges
 from dspark.schemas.index import OK, SKIPPED, IndexRow, read_index, write_index
 from dspark.schemas.manifest import Counts, Manifest, TargetFacts, read_manifest, write_manifest
 from dspark.schemas.paths import CachePaths, head_path
@@ -36,6 +38,7 @@ def write_cache(
     logits: str = "head",
     position_rows: int = 1,
     dtype: str = "fp32",
+    embeds: str = "all",
     skip_every: int = 7,
     text_every: int = 3,
     lengths: Sequence[int] | None = None,
@@ -52,6 +55,7 @@ def write_cache(
         logits: ``head``, ``full`` or ``topk:k``.
         position_rows: 1, or 3 for mRoPE.
         dtype: of the float fields.
+        embeds: ``all`` or ``pictures``.
         skip_every: every so many-th row is skipped; 0 for none.
         text_every: every so many-th row has no picture; 0 for none.
         lengths: of the rows; random by default.
@@ -66,6 +70,7 @@ def write_cache(
         dtype=dtype,
         logits=logits,
         position_rows=position_rows,
+        embeds=embeds,
     )
     rows_per_shard = -(-samples // shards)
     layout = ShardLayout(fields, rows_per_shard)
@@ -76,7 +81,10 @@ def write_cache(
     embeddings = torch.randn(VOCAB, HIDDEN, generator=generator)
     save_file({"embed_tokens.weight": embeddings, "lm_head.weight": head.clone()}, head_path(root))
     manifest = Manifest(
-        identity={"target": "synthetic", "seed": seed, "layers": list(layers)},
+        identity={
+            **{"target": "synthetic", "seed": seed, "layers": list(layers)},
+            **({} if embeds == "all" else {"embeds": embeds}),
+        },
         target=TargetFacts(
             id="synthetic",
             revision="",
@@ -133,7 +141,14 @@ def write_cache(
                 picture = not (text_every and sample % text_every == 0)
                 tensors = _row(fields, length, picture, embeddings, head, generator)
                 digests = [
-                    _write(file.fileno(), layout, field, row, tensors[field.name])
+                    _write(
+                        file.fileno(),
+                        layout,
+                        field,
+                        row,
+                        tensors[field.name],
+                        tensors["image_mask"],
+                    )
                     for field in fields
                 ]
                 entry = IndexRow(
@@ -177,15 +192,14 @@ def add_extension(
     """Add random layers, or the top logits as ``topk:k``, to a cache; where their files lie."""
     generator = torch.Generator().manual_seed(seed)
     manifest = read_manifest(root)
-    code = FLOAT_CODES[manifest.dtype]
-    fields = [Field(f"hidden_states.{k}", code, (manifest.max_length, HIDDEN)) for k in layers]
-    if logits is not None:
-        k = int(logits.removeprefix("topk:"))
-        fields += [
-            Field("logits_topk.values", code, (manifest.max_length, k)),
-            Field("logits_topk.indices", "I32", (manifest.max_length, k)),
-            Field("logits_topk.logsumexp", "F32", (manifest.max_length,)),
-        ]
+    fields = added_fields(
+        max_length=manifest.max_length,
+        hidden_size=HIDDEN,
+        vocab_size=VOCAB,
+        layers=layers,
+        dtype=manifest.dtype,
+        logits=logits,
+    )
     layout = ShardLayout(fields, manifest.rows_per_shard)
     around = {"device": "cpu", "tensor_parallel": 1, "torch": "2", "transformers": "5"}
     number = len(manifest.extensions) + 1
@@ -210,6 +224,8 @@ def add_extension(
                         if field.dtype == "I32"
                         else torch.randn(shape, generator=generator)
                     )
+                    if is_scale(field.name):
+                        numbers = numbers.abs() + 1
                     tensor = numbers.to(torch_dtype(field.dtype))
                     digests.append(_write(file.fileno(), layout, field, entry["row"], tensor))
                 index.append(IndexRow(**{**entry, "digests": tuple(digests)}))
@@ -266,18 +282,32 @@ def _row(
                 "logits_topk.indices": indices,
                 "logits_topk.logsumexp": logits.logsumexp(-1),
             }
+    if by_name["inputs_embeds"].where is not None:
+        embeds[~image] = 0
+    for name, field in by_name.items():
+        if field.dtype == FLOAT8_CODE:
+            rows[name], rows[scale_key(name)] = to_float8(rows[name])
     return {
         name: rows[name].to(torch_dtype(field.dtype)).contiguous()
         for name, field in by_name.items()
     }
 
 
-def _write(fd: int, layout: ShardLayout, field: Field, row: int, tensor: Tensor) -> int:
+def _write(
+    fd: int,
+    layout: ShardLayout,
+    field: Field,
+    row: int,
+    tensor: Tensor,
+    image_mask: Tensor | None = None,
+) -> int:
     """Write the real tokens of a field of a row; returns their digest."""
+    mask = image_mask.numpy() if field.where and image_mask is not None else None
     data = tensor.view(torch.uint8).numpy().tobytes()
     extents = layout.row_extents(field, row, tensor.shape[field.token_axis])
     start = 0
     for offset, size in extents:
-        os.pwrite(fd, data[start : start + size], offset)
+        for a, b in written_ranges(field, size, mask):
+            os.pwrite(fd, data[start + a : start + b], offset + a)
         start += size
     return field_digest(data)

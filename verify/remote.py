@@ -29,8 +29,8 @@ _MOST_MANIFEST = 4 << 20
 class RemoteCopy:
     """A temporary folder that looks like a cache at a URL; a context manager that removes it.
 
-    Indexes and columns are there. Of a shard's files only the sizes are right, and the bytes that say how they
-    are laid out; the rest are holes. What is missing at the URL is missing.
+    Indexes and columns are there. Of a shard's files only the sizes are right, and the bytes that
+    say how they are laid out; the rest are holes. What is missing at the URL is missing.
 
     Args:
         url: of the cache.

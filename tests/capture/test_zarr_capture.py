@@ -58,6 +58,18 @@ def test_a_captured_cache_equals_a_converted_one(
     assert files(tmp_path / "back") == files(caches[0])
 
 
+def test_smaller_forms_are_captured_as_they_are_converted(inputs: Inputs, tmp_path: Path) -> None:
+    given = {"layers": "0", "dtype": "fp8", "embeds": "pictures", **inputs}
+    hot, cold = tmp_path / "hot", tmp_path / "cold"
+    for out, form in ((hot, "safetensors"), (cold, "zarr")):
+        dspark.capture(2, out=str(out), format=form, **given)  # type: ignore[arg-type]
+        dspark.capture(out=str(out), extend=True, layers="1")
+    convert(str(hot), str(tmp_path / "converted"), format="zarr", num_workers=1)
+    assert files(cold) == files(tmp_path / "converted")
+    convert(str(cold), str(tmp_path / "back"), format="safetensors", num_workers=1)
+    assert files(tmp_path / "back") == files(hot)
+
+
 STEPS = ["_write_object", "fsync_dir", "write_file"]
 
 

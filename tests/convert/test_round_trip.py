@@ -12,23 +12,31 @@ import zarr
 from damage import into_folder
 from flipped_bytes import xor_byte
 from safetensors import safe_open
-from synthetic_cache import add_extension, write_cache
+from synthetic_cache import add_extension, with_columns, write_cache
 
 import dspark
 from dspark.convert.run import convert
 from dspark.reports.conversion import conversion
 from dspark.schemas.digest import json_digest
 from dspark.schemas.errors import IncompatibleCacheError, InputError
+from dspark.schemas.fields import is_scale
 from dspark.schemas.index import read_index
 from dspark.schemas.manifest import Manifest, read_manifest, write_manifest
 from dspark.schemas.parts import parts
-from dspark.schemas.paths import CachePaths, head_path, manifest_path
+from dspark.schemas.paths import CachePaths, columns_path, head_path, manifest_path
 from dspark.schemas.shard_format import ShardFormat
+from dspark.train_from_cache.decode import decode
+from dspark.train_from_cache.target_head import TargetHead
+from dspark.verify.repair import repair_cache
 
 KINDS = {
     "fp32, full logits": {"logits": "full"},
     "bf16, top logits, mRoPE": {"dtype": "bf16", "logits": "topk:5", "position_rows": 3},
     "fp16, a shard without samples": {"dtype": "fp16", "samples": 9, "shards": 4},
+    "8 bits": {"dtype": "fp8"},
+    # Rows of several blocks of the disk, of which pictures fill a part of the first.
+    "pictures alone": {"dtype": "bf16", "embeds": "pictures", "max_length": 900, "samples": 9},
+    "8 bits of pictures alone": {"dtype": "fp8", "embeds": "pictures", "max_length": 900},
 }
 
 
@@ -63,7 +71,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("kind, codec", zip(KINDS, ["zstd", "lz4", "none"], strict=True))
+@pytest.mark.parametrize("kind, codec", zip(KINDS, ["zstd", "lz4", "none"] * 2, strict=True))
 def test_there_and_back(tmp_path: Path, kind: str, codec: str) -> None:
     cache = write_cache(tmp_path / "cache", layers=(0, 1), **KINDS[kind])  # type: ignore[arg-type]
     add_extension(cache, layers=(3,))
@@ -139,9 +147,27 @@ def test_what_is_damaged_in_the_new_cache_is_made_again(cache: Path, tmp_path: P
     (group / "hidden_states.1" / "c.0.0.0").unlink()
     os.truncate(CachePaths(to, 3, 2).group(2) / "logits_topk.values" / "c.0.0.0", 50)
     head_path(to).unlink()
+    xor_byte(columns_path(to), 4100, 1)
     CachePaths(to, 3).index(0).write_bytes(b"")
     assert convert(str(cache), str(to), format="zarr", num_workers=1).converted == 3
     assert files(to) == whole
+    columns_path(to).unlink()
+    (fault,) = dspark.verify_cache(to).faults
+    assert fault.file == "index/columns.safetensors"
+    repair_cache(dspark.verify_cache(to))
+    assert convert(str(cache), str(to), format="zarr", num_workers=1).converted == 0
+    assert files(to) == whole
+
+
+def test_damaged_columns_of_the_source_are_not_copied(tmp_path: Path) -> None:
+    cache = write_cache(tmp_path / "cache")
+    xor_byte(columns_path(cache), 4100, 1)
+    with pytest.raises(IncompatibleCacheError, match="columns.safetensors: damaged.*--repair"):
+        convert(str(cache), str(tmp_path / "to"), format="zarr", num_workers=1)
+    assert not read_manifest(tmp_path / "to").complete
+    with_columns(cache)
+    assert convert(str(cache), str(tmp_path / "to"), format="zarr", num_workers=1).missing == ()
+    assert dspark.verify_cache(tmp_path / "to", deep=True).exit_code == 0
 
 
 def test_rows_are_the_same(cache: Path, tmp_path: Path) -> None:
@@ -251,6 +277,37 @@ def test_another_conversion_is_not_continued(cache: Path, tmp_path: Path) -> Non
 
 
 Damage = Callable[[Path], None]
+
+
+def test_8_bits_keep_their_scales_and_pictures_their_mask(tmp_path: Path) -> None:
+    """Whichever of the two is asked for; drafts read the same from the smaller cache."""
+    source = write_cache(
+        tmp_path / "cache", layers=(0, 1), dtype="fp8", embeds="pictures", max_length=600, samples=9
+    )
+    add_extension(source, layers=(3, 4))
+    whole = dspark.open_cache(source)
+    embeddings = TargetHead.load(source).embeddings
+    for form, asked in (
+        ("zarr", "inputs_embeds.scale,hidden_states.1,hidden_states.3.scale"),
+        ("safetensors", "inputs_embeds,hidden_states.1.scale,hidden_states.3"),
+    ):
+        to = tmp_path / form
+        convert(str(source), str(to), format=form, fields=asked, num_workers=1)  # type: ignore[arg-type]
+        manifest = read_manifest(to)
+        assert [
+            f.name for f in manifest.all_fields if f.dtype == "F8_E4M3" or is_scale(f.name)
+        ] == [
+            *("inputs_embeds", "hidden_states.1", "inputs_embeds.scale", "hidden_states.1.scale"),
+            *("hidden_states.3", "hidden_states.3.scale"),
+        ]
+        embeds = manifest.field("inputs_embeds")
+        assert embeds is not None and embeds.where == "image_mask"
+        assert dspark.verify_cache(to, deep=True).exit_code == 0
+        small = dspark.open_cache(to, check_digests=True)
+        for sample in range(len(whole)):
+            one = decode(whole[sample], whole.manifest.all_fields, embeddings)
+            other = decode(small[sample], manifest.all_fields, embeddings)
+            assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 @pytest.mark.parametrize(

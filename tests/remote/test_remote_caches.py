@@ -19,6 +19,7 @@ from safetensors import safe_open
 from synthetic_cache import add_extension, write_cache
 
 import dspark
+from dspark.convert.run import convert
 from dspark.remote import store
 from dspark.schemas.errors import InputError
 from dspark.schemas.paths import CachePaths
@@ -209,6 +210,47 @@ def test_a_local_cache_smaller_than_a_window_reads_rows_one_by_one(
     )  # fmt: skip
     assert_same_training(trained, tmp_path / "out", ["msd"])
     assert "no room for all shards" in caplog.text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_smaller_forms_and_batches_as_long_as_their_rows(
+    caches: Path, server: ObjectServer, tmp_path: Path, form: str
+) -> None:
+    """8 bits and pictures alone, a draft that needs them decoded, trimmed and bucketed batches."""
+    name = f"smaller-{form}"
+    root = caches / "bucket" / name
+    source = root if form == "safetensors" else caches / "smaller"
+    write_cache(source, samples=40, shards=8, dtype="fp8", embeds="pictures")
+    if form == "zarr":
+        convert(str(source), str(root), format="zarr", num_workers=1)
+    training = {**_training(ARCHS), "steps": 8, "trim": True, "bucket": True}
+    dspark.train_drafts(source, ARCHS, tmp_path / "want", **training)
+    dspark.train_drafts(
+        f"{server.url}/bucket/{name}", ARCHS, tmp_path / "got",
+        local_cache=tmp_path / "local", **training,
+    )  # fmt: skip
+    assert_same_training(tmp_path / "want", tmp_path / "got", ARCHS)
+    assert list(tmp_path.glob("local/*/shards/*/inputs_embeds.scale.safetensors"))
+
+
+def test_opening_asks_for_no_shard_whatever_their_number(
+    caches: Path, server: ObjectServer, tmp_path: Path
+) -> None:
+    write_cache(caches / "bucket" / "many", samples=400, shards=400, layers=[0], lengths=[9] * 400)
+    server.control(forget=1)
+    remote = dspark.open_cache(f"{server.url}/bucket/many", local_cache=tmp_path)
+    asked = server.control()["requests"]
+    names = ("manifest.json", "index/columns.safetensors", "target/head.safetensors")
+    assert {n.partition("/bucket/many/")[2] for n in asked} == {*names}
+    server.control(forget=1)
+    remote[123]
+    remote[123]
+    asked = {n.partition("/bucket/many/")[2]: k for n, k in server.control()["requests"].items()}
+    assert {n for n in asked if n.startswith("index/")} == {"index/shard-00123-of-00400.parquet"}
+    again = dspark.open_cache(f"{server.url}/bucket/many", local_cache=tmp_path)
+    server.control(forget=1)
+    again[123]
+    assert not [n for n in server.control()["requests"] if "/index/" in n]
 
 
 def test_extensions_are_read_as_well(server: ObjectServer, caches: Path, tmp_path: Path) -> None:
