@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -65,8 +66,9 @@ class RenderingPool:
         self._source = conversations, target
         self._executor: ProcessPoolExecutor | None = None
         self._processes: list[BaseProcess] = []
+        self._threads: list[threading.Thread] = []
         if workers:
-            before = {*multiprocessing.active_children()}
+            before, threads = {*multiprocessing.active_children()}, {*threading.enumerate()}
             self._executor = ProcessPoolExecutor(
                 workers,
                 multiprocessing.get_context("fork"),
@@ -76,6 +78,7 @@ class RenderingPool:
             with _ready_to_fork():
                 self._executor.submit(os.getpid)  # forks all of them
             self._processes = [*({*multiprocessing.active_children()} - before)]
+            self._threads = [*({*threading.enumerate()} - threads)]
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +93,9 @@ class RenderingPool:
             self._executor.shutdown(wait=False, cancel_futures=True)
             for process in self._processes:  # whatever they do, nobody waits for it
                 process.kill()
+            # Python wakes the executor's own thread when it ends, and fails if that just closes.
+            for thread in self._threads:
+                thread.join(timeout=1)
 
     def encode(
         self, samples: Sequence[int], max_length: int, options: RowOptions

@@ -68,7 +68,9 @@ def test_stopped_and_continued(inputs: tuple[Path, Path], tmp_path: Path) -> Non
         assert process.stderr is not None
         said = process.stderr.read().replace("\r", "\n").splitlines()
         assert process.returncode == code, "\n".join(said)
-        assert f"dspark: stopped by {how.name}; what is committed stays" in said[-1]
+        assert f"dspark: stopped by {how.name}; what is committed stays" in said[-1], "\n".join(
+            said
+        )
         assert shards <= committed(out) < SHARDS
         with pytest.raises(InputError, match="not finished"):
             dspark.open_cache(out)
