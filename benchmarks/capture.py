@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 import torch
 
+from dspark.benchmarks import command
 from dspark.benchmarks.result import Measurement, Result, Target
 from dspark.benchmarks.vision_target import save_vision_target, write_conversations
 from dspark.bundled import TRAIN_DATA
@@ -107,19 +108,21 @@ def main() -> None:
     )
     cuda = torch.cuda.is_available()
     parser.add_argument("--target", help="folder of another target", default=None)
-    parser.add_argument("--hidden-size", type=int, default=3584 if cuda else 512)
-    parser.add_argument("--layers", type=int, default=34 if cuda else 12)
-    parser.add_argument("--rows", type=int, default=1024 if cuda else 24)
-    parser.add_argument("--mean-length", type=int, default=671)
-    parser.add_argument("--max-length", type=int, default=2048)
-    parser.add_argument("--batch-tokens", type=int, default=16384 if cuda else 2048)
-    parser.add_argument("--bundled-rows", type=int, default=300)
-    parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--num-workers", type=int, default=None)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--memory-rows", type=int, default=800)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure", default=None)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--hidden-size", type=command.count, default=3584 if cuda else 512)
+    parser.add_argument("--layers", type=command.count, default=34 if cuda else 12)
+    parser.add_argument("--rows", type=command.count, default=1024 if cuda else 24)
+    parser.add_argument("--mean-length", type=command.count, default=671)
+    parser.add_argument("--max-length", type=command.count, default=2048)
+    parser.add_argument("--batch-tokens", type=command.count, default=16384 if cuda else 2048)
+    parser.add_argument("--bundled-rows", type=command.count, default=300)
+    parser.add_argument("--shards", type=command.count, default=2)
+    parser.add_argument("--num-workers", type=command.count, default=None)
+    parser.add_argument("--repetitions", type=command.count, default=3)
+    parser.add_argument("--memory-rows", type=command.count, default=800)
+    parser.add_argument(
+        "--folder", type=command.folder, help="on the disk to measure", default=None
+    )
+    parser.add_argument("--json", type=command.json_file)
     parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
     given = parser.parse_args()
     if given.small:
@@ -396,4 +399,4 @@ def _memory(rows: int, folder: Path, result: Result, *, small: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from dspark.benchmarks import command
+
 CAPTURE = """
 import sys
 from pathlib import Path
@@ -99,9 +101,9 @@ def measure(path: Path, out: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[20, 2000])
-    parser.add_argument("--picture-kb", type=int, default=100)
-    parser.add_argument("--rows-per-group", type=int, default=1_000_000)
+    parser.add_argument("--megabytes", type=command.count, nargs="+", default=[20, 2000])
+    parser.add_argument("--picture-kb", type=command.count, default=100)
+    parser.add_argument("--rows-per-group", type=command.count, default=1_000_000)
     options = parser.parse_args()
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -112,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

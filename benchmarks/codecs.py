@@ -23,6 +23,7 @@ import numcodecs
 import numpy as np
 
 import dspark
+from dspark.benchmarks import command
 from dspark.benchmarks.result import Measurement, Result
 from dspark.schemas.copy_shard import write_safetensors, write_zarr
 from dspark.schemas.digest import field_digest
@@ -282,11 +283,13 @@ def run(folder: Path, options: argparse.Namespace) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=300, help="of the bundled target")
-    parser.add_argument("--megabytes", type=int, default=100, help="of random-normal features")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--rows", type=command.count, default=300, help="of the bundled target")
+    parser.add_argument(
+        "--megabytes", type=command.count, default=100, help="of random-normal features"
+    )
+    parser.add_argument("--repeat", type=command.count, default=3)
     parser.add_argument("--small", action="store_true", help="a run of some seconds")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=command.json_file)
     options = parser.parse_args()
     if options.small:
         options.rows, options.megabytes, options.repeat = 12, 4, 1
@@ -298,4 +301,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dspark.benchmarks import command
 from dspark.reports.text import number, percent, table
 from dspark.train_from_cache.drafts import ARCHITECTURES
 from dspark.train_from_cache.train import TrainResult, train_drafts
@@ -34,17 +35,19 @@ def main() -> None:
     )
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=command.count, default=300)
+    parser.add_argument("--batch-size", type=command.count, default=16)
     parser.add_argument("--lr", type=float, default=3e-3)
     given = parser.parse_args()
     options: dict[str, Any] = {
         "steps": given.steps, "batch_size": given.batch_size, "lr": given.lr, "device": "cpu",
-        "draft_config": CONFIG, "log_every": 100, "resume": given.out.exists(), "trim": True,
+        "draft_config": CONFIG, "log_every": 100, "trim": True,
     }  # fmt: skip
-    trained = train_drafts(given.cache, ARCHITECTURES, given.out / "drafts", **options)
-    control = train_drafts(
-        given.cache, ARCHITECTURES, given.out / "controls", **options, zero_hidden_states=True
+    trained, control = (
+        train_drafts(
+            given.cache, ARCHITECTURES, out, **options, resume=out.exists(), zero_hidden_states=zero
+        )
+        for out, zero in ((given.out / "drafts", False), (given.out / "controls", True))
     )
     pairs = sorted(zip(trained, control, strict=True), key=lambda pair: -pair[0].after["tau"])
     header = ("draft", "parameters", "tau", "control", "grounded agreement", "control")
@@ -65,4 +68,4 @@ def _row(draft: TrainResult, control: TrainResult) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -18,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from flipped_bytes import capture_small, flips  # type: ignore[import-not-found]
 from tiny_targets import save_tiny_target  # type: ignore[import-not-found]
 
+from dspark.benchmarks import command
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--flips", type=int, default=1000)
+    parser.add_argument("--flips", type=command.count, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -52,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_cache import HostileCache, Outcome  # type: ignore[import-not-found]
 
+from dspark.benchmarks import command
 from dspark.schemas.paths import columns_path, manifest_path
 
 
@@ -64,7 +65,7 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--inputs", type=int, default=20000, help="of all kinds together")
+    parser.add_argument("--inputs", type=command.count, default=20000, help="of all kinds together")
     inputs = -(-parser.parse_args().inputs // 8)
     with tempfile.TemporaryDirectory(prefix="dspark-fuzz-") as folder:
         cache = HostileCache(Path(folder) / "cache")
@@ -93,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

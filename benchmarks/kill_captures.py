@@ -36,6 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from conversation_data import mixed_rows, write_rows  # type: ignore[import-not-found]
 from tiny_targets import save_tiny_target  # type: ignore[import-not-found]
 
+from dspark.benchmarks import command
+
 PHASES = ("start", "prepare", "write", "commit", "finish")
 VICTIMS = {1: ("all",), 2: ("all", "all", "worker", "torchrun")}
 PATIENCE = 180.0
@@ -306,10 +308,12 @@ def table(found: Found) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--most-workers", type=int, default=3, help="that finish a capture")
-    parser.add_argument("--rows", type=int, default=120)
-    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--kills", type=command.count, default=100)
+    parser.add_argument(
+        "--most-workers", type=command.count, default=3, help="that finish a capture"
+    )
+    parser.add_argument("--rows", type=command.count, default=120)
+    parser.add_argument("--shards", type=command.count, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kill-captures-"))
@@ -328,4 +332,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

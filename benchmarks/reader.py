@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dspark.benchmarks import command
 from dspark.benchmarks.feature_cache import draw_lengths, write_feature_cache
 from dspark.benchmarks.machine import resident_memory
 from dspark.benchmarks.plain_readers import (
@@ -53,13 +54,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", type=float, default=2.0, help="useful bytes of an epoch")
-    parser.add_argument("--hidden-size", type=int, default=1536)
-    parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--hidden-size", type=command.count, default=1536)
+    parser.add_argument("--max-length", type=command.count, default=2048)
     parser.add_argument("--mean-length", type=float, default=671)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure", default=None)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--batch-size", type=command.count, default=8)
+    parser.add_argument("--repetitions", type=command.count, default=3)
+    parser.add_argument(
+        "--folder", type=command.folder, help="on the disk to measure", default=None
+    )
+    parser.add_argument("--json", type=command.json_file)
     parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -345,9 +348,9 @@ def _memory(root: Path, batch_size: int) -> int:
 
 
 def _memory_elsewhere(root: Path, given: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "dspark.benchmarks.reader", "--memory-of", str(root)]
+    itself = [sys.executable, "-m", "dspark.benchmarks.reader", "--memory-of", str(root)]
     done = subprocess.run(
-        [*command, "--batch-size", str(given.batch_size)],
+        [*itself, "--batch-size", str(given.batch_size)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -361,4 +364,4 @@ def _parameters(given: argparse.Namespace) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

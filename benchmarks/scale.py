@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dspark.benchmarks import command
 from dspark.benchmarks import scale_operations as operations
 from dspark.benchmarks.file_operations import can_count, count_operations
 from dspark.benchmarks.hollow_cache import write_hollow_cache
@@ -69,10 +70,14 @@ mark("")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=3, help="times that each is measured")
-    parser.add_argument("--folder", type=Path, help="of the caches; by default that of temporary")
+    parser.add_argument(
+        "--repeat", type=command.count, default=3, help="times that each is measured"
+    )
+    parser.add_argument(
+        "--folder", type=command.folder, help="of the caches; by default that of temporary"
+    )
     parser.add_argument("--small", action="store_true", help="some seconds, to see that it runs")
-    parser.add_argument("--json", type=Path, help="write the result there")
+    parser.add_argument("--json", type=command.json_file, help="write the result there")
     options = parser.parse_args()
     whole, bare = (_SMALL_WHOLE, _SMALL_BARE) if options.small else (WHOLE, BARE)
     result = Result("scale", {"repetitions": options.repeat, "page cache": "warm"})
@@ -265,4 +270,4 @@ def _add_store_traffic(result: Result) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import dspark
+from dspark.benchmarks import command
 from dspark.benchmarks.result import Measurement, Result, Target
 from dspark.capture.estimate.sizes import row_disk_bytes
 from dspark.schemas.draft_layers import draft_layers
@@ -117,13 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=command.count, default=200)
+    parser.add_argument("--batch-size", type=command.count, default=16)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--limit", type=int, help="rows to capture; all by default")
+    parser.add_argument("--limit", type=command.count, help="rows to capture; all by default")
     parser.add_argument("--small", action="store_true", help="a few steps, to see that it runs")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=command.json_file)
     given = parser.parse_args()
     if given.small:
         given.steps, given.seeds, given.limit, given.batch_size = 2, 1, 24, 4
@@ -257,4 +258,4 @@ def sizes() -> Iterator[Measurement]:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

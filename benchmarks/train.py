@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dspark.benchmarks import command
 from dspark.benchmarks.feature_cache import draw_lengths, write_feature_cache
 from dspark.benchmarks.result import Measurement, Result, Target
 from dspark.train_from_cache.batch import Batch
@@ -45,17 +46,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", choices=[*CONFIG], default="dspark")
-    parser.add_argument("--rows", type=int, default=160)
-    parser.add_argument("--hidden-size", type=int, default=512)
-    parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--rows", type=command.count, default=160)
+    parser.add_argument("--hidden-size", type=command.count, default=512)
+    parser.add_argument("--vocab-size", type=command.count, default=4096)
+    parser.add_argument("--max-length", type=command.count, default=512)
     parser.add_argument("--mean-length", type=float, default=168)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=6, help="measured in each repetition")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--batch-size", type=command.count, default=8)
+    parser.add_argument(
+        "--steps", type=command.count, default=6, help="measured in each repetition"
+    )
+    parser.add_argument("--repetitions", type=command.count, default=3)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure", default=None)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--folder", type=command.folder, help="on the disk to measure", default=None
+    )
+    parser.add_argument("--json", type=command.json_file)
     parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
     given = parser.parse_args()
     if given.small:
@@ -197,4 +202,4 @@ class _Bench:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspark.benchmarks import command
 from dspark.benchmarks.feature_cache import draw_lengths
 from dspark.benchmarks.result import Measurement, Result, Target
 from dspark.capture.background import BackgroundWriter
@@ -61,13 +62,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", type=float, default=1.5, help="of one shard")
-    parser.add_argument("--hidden-size", type=int, default=2048)
-    parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--hidden-size", type=command.count, default=2048)
+    parser.add_argument("--max-length", type=command.count, default=2048)
     parser.add_argument("--mean-length", type=float, default=671)
-    parser.add_argument("--batch-tokens", type=int, default=8192)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure", default=None)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--batch-tokens", type=command.count, default=8192)
+    parser.add_argument("--repetitions", type=command.count, default=5)
+    parser.add_argument(
+        "--folder", type=command.folder, help="on the disk to measure", default=None
+    )
+    parser.add_argument("--json", type=command.json_file)
     parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
     given = parser.parse_args()
     if given.small:
@@ -181,4 +184,4 @@ def _plain(path: Path, size: int, data: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

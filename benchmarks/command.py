@@ -1,0 +1,45 @@
+"""What the commands of the benchmarks share: arguments are checked before anything is measured."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dspark.schemas.errors import InputError
+
+
+def json_file(text: str) -> Path:
+    """A file that the result can be written to; its folder is made."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path.parent}: {error.strerror}") from None
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path}: no file can be written there")
+    return path
+
+
+def folder(text: str) -> Path:
+    """A folder that files can be written to."""
+    path = Path(text)
+    if not (path.is_dir() and os.access(path, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{path}: no folder that can be written to")
+    return path
+
+
+def count(text: str) -> int:
+    """A whole number, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, at least 1")
+    return int(text)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a benchmark; what a user can mend becomes one sentence on stderr."""
+    try:
+        main()
+    except InputError as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        sys.exit(2)
