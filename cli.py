@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
@@ -22,6 +23,9 @@ from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooMa
 from dspark.schemas.options import check_given
 from dspark.train_from_cache.drafts import ARCHITECTURES
 from dspark.train_from_cache.options import TrainOptions
+
+_AFTER_A_FINALIZER = 0.05
+"""Seconds."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -459,11 +463,21 @@ def _stop(number: int, _: object) -> None:
     raise StoppedError(number)
 
 
+def _stop_later(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A signal that met Python in a finalizer, which cannot raise, comes again after it."""
+    if isinstance(unraisable.exc_value, StoppedError):
+        again = os.getpid(), unraisable.exc_value.exit_code - 128
+        threading.Timer(_AFTER_A_FINALIZER, os.kill, again).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
 def main() -> None:
     """Entry point of the ``dspark`` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
+    sys.unraisablehook = _stop_later
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     code = _run(app)
