@@ -114,12 +114,14 @@ def _plan(
 ) -> None:
     from dspark.capture.estimate.run import estimate_capture
     from dspark.reports import plan as report
+    from dspark.reports.capture import nothing_to_add
 
     estimate = estimate_capture(options, exact=exact, measure=measure)
     if as_json:
-        typer.echo(json.dumps(report.document(estimate), indent=2))
+        document = report.document(estimate) if estimate else report.nothing_to_add()
+        typer.echo(json.dumps(document, indent=2))
     else:
-        typer.echo(report.plan(estimate))
+        typer.echo(report.plan(estimate) if estimate else nothing_to_add(options.out))
 
 
 @app.command("convert")
@@ -347,8 +349,14 @@ def verify(
             "--trust-remote-code", help="With --against: run code that the model brings along."
         ),
     ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="With --against: rows to capture again.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="With --against: of the choice of rows.")] = 0,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --against: rows to capture again.", show_default="16"),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --against: of the choice of rows.", show_default="0"),
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -371,7 +379,13 @@ def verify(
     from dspark.verify.run import verify_cache
 
     check_given(against=against, data=data, chat_template=chat_template)
-    for option, value in (("--data", data), ("--chat-template", chat_template)):
+    of_against = {
+        "--data": data,
+        "--chat-template": chat_template,
+        "--rows": rows,
+        "--seed": seed,
+    }
+    for option, value in of_against.items():
         if value is not None and against is None:
             raise InputError(f"{option} {value}: only --against reads it; give --against as well")
     if repair:
@@ -392,7 +406,7 @@ def verify(
             from dspark.capture.recapture import prepare_recapture
             from dspark.verify.compare import compare_rows, random_rows
 
-            drawn = random_rows(found, rows, seed)
+            drawn = random_rows(found, rows or 16, seed or 0)
             again = prepare_recapture(
                 found.root,
                 found.manifest,

@@ -30,9 +30,12 @@ def stop_if_asked(
         InputError: naming the row.
     """
     if on_bad_row == "error":
+        row_id = conversations.id(sample)[:_DETAIL]
+        name = f", id {row_id!r}," if row_id else ""
         raise InputError(
-            f"--data {conversations.path}: {conversations.where(sample)} cannot be captured "
-            f"({reason}); mend or remove it, or give --on-bad-row skip"
+            f"--data {conversations.path}: {conversations.where(sample)}{name} cannot be captured "
+            f"({reason}); mend or remove it and capture into a new --out or with --overwrite, as "
+            "these are other data then, or give --on-bad-row skip"
         )
 
 

@@ -25,6 +25,7 @@ from dspark.schemas.manifest import (
     read_manifest,
     write_manifest,
 )
+from dspark.schemas.nested import is_cache, refuse_inside_cache
 from dspark.schemas.paths import CachePaths, index_dir, manifest_path, shards_dir, target_dir
 
 _OURS = {"manifest.json", "shards", "index", "target"}
@@ -48,14 +49,14 @@ def check_out(root: Path) -> None:
         )
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"--out {root}: cannot be written, because {above} cannot")
-    for outer in root.absolute().parents:
-        if manifest_path(outer).is_file() and index_dir(outer).is_dir():
-            raise InputError(f"--out {root}: it lies inside the cache {outer}; choose another one")
+    refuse_inside_cache("--out", root)
     other = {p.name for p in root.iterdir() if not is_tmp(p)} if root.is_dir() else set()
     if other := {name for name in other - _OURS - _HARMLESS if not name.startswith(".")}:
+        way_out = "choose an empty or new one"
+        if is_cache(root):
+            way_out = "move it away: it is no part of the cache"
         raise InputError(
-            f"--out {root}: the directory holds something else ({sorted(other)[0]}); choose an "
-            "empty or new one"
+            f"--out {root}: the directory holds something else ({sorted(other)[0]}); {way_out}"
         )
 
 

@@ -11,6 +11,7 @@ from dspark.convert.planned import begun, planned
 from dspark.convert.progress import ConvertProgress
 from dspark.convert.shard import Conversion
 from dspark.convert.workers import convert_shards
+from dspark.schemas.columns import read_columns
 from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
 from dspark.schemas.digest import FileDigest, file_digest
 from dspark.schemas.disk_errors import is_unreadable
@@ -23,6 +24,7 @@ from dspark.schemas.manifest import (
     read_manifest,
     write_manifest,
 )
+from dspark.schemas.nested import refuse_inside_cache
 from dspark.schemas.options import checked, takes
 from dspark.schemas.parts import parts
 from dspark.schemas.paths import columns_path, index_dir, manifest_path, shards_dir, target_dir
@@ -87,6 +89,7 @@ def run_convert(options: ConvertOptions) -> ConvertReport:
     if options.only is not None:
         shards = parse_shards(options.only, manifest.num_shards)
     _check_apart(source, root)
+    refuse_inside_cache("--to", root)
     conversion = Conversion(source, source_manifest, root, manifest)
     missing = _begin(root, manifest)
     _copy_target_files(source, root, manifest)
@@ -150,6 +153,7 @@ def _finished(source: Path) -> Manifest:
             f"shards ({NOT_RECORDED} must be given again if they were): "
             + capture_command(source, manifest)
         )
+    read_columns(source, manifest)  # what a conversion copies last of all
     return manifest
 
 

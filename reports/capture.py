@@ -1,6 +1,7 @@
 """What ``dspark capture`` prints."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.reports.text import plural, printable_lines, size, some_numbers
@@ -42,12 +43,17 @@ def capture(report: "CaptureReport") -> str:
 
 def _added(report: "CaptureReport", added: Sequence[str]) -> str:
     if not added:
-        return f"{report.root}: all that was asked for is there already, nothing to do"
+        return nothing_to_add(report.root)
     return (
         f"{report.root}: {', '.join(added)} of {report.manifest.counts.ok:,} samples added in "
         f"{report.manifest.num_shards} files beside the shards ({report.shards_written} written "
         f"now, {size(report.bytes_written)})"
     )
+
+
+def nothing_to_add(root: str | Path) -> str:
+    """The answer to an ``--extend`` that asks for what the cache holds."""
+    return f"{root}: all that was asked for is there already, nothing to do"
 
 
 def _skipped(kinds: Sequence["SkippedKind"]) -> str:

@@ -77,6 +77,11 @@ def document(estimate: "CaptureEstimate") -> dict[str, Any]:
     }
 
 
+def nothing_to_add() -> dict[str, Any]:
+    """The document of an extension that adds no field."""
+    return {"extends": True, "token_bytes_by_field": {}}
+
+
 def _rows(estimate: "CaptureEstimate") -> str:
     manifest, rows = estimate.manifest, estimate.rows
     counts = rows.counts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from dspark.schemas.commands import capture_command, repair_command
+from dspark.schemas.commands import NOT_RECORDED, capture_command
 from dspark.schemas.digest import FileDigest, file_digest
 from dspark.schemas.disk_errors import is_unreadable
 from dspark.schemas.durable import replacing, write_all
@@ -121,8 +121,9 @@ def read_columns(root: Path, manifest: "Manifest") -> Columns:
             raise UnreadableError(path, error) from None
         problem = error.strerror if isinstance(error, OSError) else f"damaged: {error}"
         raise IncompatibleCacheError(
-            f"{path}: {problem}; run '{repair_command(root)}' and then the capture again, which "
-            f"writes it anew from the sample indexes: {capture_command(root, manifest)}"
+            f"{path}: {problem}; {'move it away, and ' if path.is_dir() else ''}this writes it "
+            f"anew ({NOT_RECORDED} must be given again if they were): "
+            + capture_command(root, manifest)
         ) from None
     return columns
 

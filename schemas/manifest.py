@@ -325,8 +325,12 @@ def _check_same(expected: dict[str, Any], document: dict[str, Any]) -> None:
 
 def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """One phrase for each identity entry that differs: ``name: old -> new``."""
+
+    def said(value: Any) -> str:
+        return "not given" if value is None else repr(value)
+
     return [
-        f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
+        f"{key}: {said(old.get(key))} there, {said(new.get(key))} now"
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key)
     ]

@@ -163,11 +163,11 @@ class Cache:
         Returns:
             ``[L, …]`` per field (``[3, L]`` for mRoPE positions), L being the row's length;
             empty for a skipped row.
+
+        Raises:
+            IndexError: there is no such row; a negative one counts from the end, here and below.
         """
-        sample = index(sample)  # numpy's integers are narrow
-        if not -len(self) <= sample < len(self):
-            raise IndexError(f"sample {sample} of a cache of {len(self)}")
-        sample %= len(self)
+        sample = self._row(sample)
         length = int(self.lengths[sample])
         out = {}
         for field in self.manifest.all_fields:
@@ -206,18 +206,45 @@ class Cache:
         Raises:
             IncompatibleCacheError: the shard file is missing or shorter than it must be, or digests
                 are checked and the bytes do not have theirs.
+            IndexError: there is no such row.
+            ValueError: ``out`` is not such a tensor.
         """
+        sample = self._row(sample)
+        self._check_out(sample, field, out)
         # Of an empty tensor, torch gives no view of another type.
         data = out.view(torch.uint8).numpy().reshape(-1).data if out.numel() else memoryview(b"")
-        return self.part_of(field).read_row(index(sample), field, data)
+        return self.part_of(field).read_row(sample, field, data)
 
     def entry(self, sample: int) -> dict[str, Any]:
-        """What the index says of a dataset row: the columns of ``schemas.index.IndexRow``."""
-        return self._parts[0].entry(index(sample))
+        """What the index says of a dataset row: the columns of ``schemas.index.IndexRow``.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        return self._parts[0].entry(self._row(sample))
 
     def part_of(self, field: Field) -> Part:
         """The files that hold one of the manifest's fields."""
         return self._part_of[field.name]
+
+    def _row(self, sample: int) -> int:
+        """The number from 0 of a dataset row, which may be counted from the end."""
+        sample = index(sample)  # numpy's integers are narrow
+        if not -len(self) <= sample < len(self):
+            raise IndexError(f"sample {sample} of a cache of {len(self)}")
+        return sample % len(self)
+
+    def _check_out(self, sample: int, field: Field, out: Tensor) -> None:
+        dtype, shape = torch_dtype(field.dtype), list(field.row_shape)
+        shape[field.token_axis] = int(self.lengths[sample])
+        found = list(out.shape)
+        if len(found) == len(shape):
+            found[field.token_axis] = min(found[field.token_axis], shape[field.token_axis])
+        if out.dtype != dtype or found != shape or not out.is_contiguous() or not out.is_cpu:
+            raise ValueError(
+                f"out is {out.dtype} {list(out.shape)}; {field.name} of row {sample} needs a "
+                f"contiguous CPU tensor of {dtype}, {shape} or with more tokens"
+            )
 
     def _check_target_files(self) -> None:
         for name, file in self.manifest.target_files.items():

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from dspark.schemas.errors import InputError
+from dspark.schemas.nested import refuse_inside_cache
 from dspark.schemas.options import check_given, takes
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.checkpoint import state_path
@@ -145,6 +146,8 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
         check_given(cache=given.cache, arch=given.arch, out=given.out, init_from=given.init_from)
     check_numbers(task)
     check_track(task.track)
+    for given in tasks:
+        refuse_inside_cache("--out", _out(given), or_cache=True)
     cache = open_cache(
         task.cache,
         check_digests=task.check_digests,
@@ -205,8 +208,11 @@ def _job(
         warm.load_into(draft)
     else:
         facts = draft.start(cache, train_rows, head)
-    out = Path("drafts", task.arch) if task.out is None else Path(task.out)
-    return _Job(plan, draft, out, facts)
+    return _Job(plan, draft, _out(task), facts)
+
+
+def _out(task: TrainTask) -> Path:
+    return Path("drafts", task.arch) if task.out is None else Path(task.out)
 
 
 def _train_jobs(

@@ -62,13 +62,16 @@ class CaptureEstimate:
 
 def estimate_capture(
     options: CaptureOptions, *, exact: bool = False, measure: bool = False
-) -> CaptureEstimate:
+) -> CaptureEstimate | None:
     """What a capture with these options would take; writes nothing.
 
     Args:
         options: of the capture.
         exact: tokenise every row instead of a sample.
         measure: also run a few batches for the speed.
+
+    Returns:
+        The estimate; None where the cache holds all that ``--extend`` asks for.
 
     Raises:
         InputError: the capture would be refused.
@@ -106,12 +109,12 @@ def estimate_capture(
     )
 
 
-def _estimate_extension(options: CaptureOptions, *, measure: bool) -> CaptureEstimate:
+def _estimate_extension(options: CaptureOptions, *, measure: bool) -> CaptureEstimate | None:
     """The same of ``--extend``; the rows are known."""
     request = extension_request(options)
     settings = request.settings
     if request.adds_nothing:
-        raise InputError(f"--extend: {settings.out} holds all that was asked for; nothing to do")
+        return None
     conversations = open_conversations(settings.data, settings.rows)
     target = load_target(settings.target, settings.device, settings.target_options)
     plan = plan_extension(request, target, conversations)

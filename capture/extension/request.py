@@ -9,6 +9,7 @@ from dspark.capture.recorded import recorded_options
 from dspark.capture.settings import CaptureSettings
 from dspark.capture.stored import stored_layers
 from dspark.capture.targets.logits_mode import resolve_logits
+from dspark.schemas.columns import read_columns
 from dspark.schemas.commands import NOT_RECORDED, capture_command, finish_extension_command
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.extension import AROUND, Extension, added_fields
@@ -69,8 +70,8 @@ def extension_request(options: CaptureOptions) -> ExtensionRequest:
     """Look at the cache, and find what has to be added to it.
 
     Raises:
-        IncompatibleCacheError: there is no finished cache, or it has an unfinished extension with
-            other fields.
+        IncompatibleCacheError: there is no finished cache, its columns are damaged, or it has an
+            unfinished extension with other fields.
         InputError: an option is not usable.
     """
     options = checked(options)
@@ -83,6 +84,7 @@ def extension_request(options: CaptureOptions) -> ExtensionRequest:
             f"--extend: the capture of {root} is not finished; this finishes it ({NOT_RECORDED} "
             f"must be given again if they were): {capture_command(root, manifest)}"
         )
+    read_columns(root, manifest)  # which the end of an extension needs
     if options.format not in (None, form := manifest.shard_format.name):
         raise InputError(
             f"--format {options.format}: the cache in {root} is in {form} form, and what is added "
@@ -161,9 +163,10 @@ def _number(
     extension = manifest.extensions[number - 1]
     if overwrite and not extension.complete:
         return number
+    there, now = extension.logits or "not given", logits or "not given"
     raise IncompatibleCacheError(
         f"--out {root}: it has an unfinished extension with other fields "
-        f"(layers: {list(extension.layers)} there, {list(layers)} now; logits: {extension.logits} "
-        f"there, {logits} now); finish it with '{finish_extension_command(root, manifest, number)}'"
-        ", or give --overwrite to delete what there is of it"
+        f"(layers: {list(extension.layers)} there, {list(layers)} now; logits: {there} there, "
+        f"{now} now); finish it with '{finish_extension_command(root, manifest, number)}', or give "
+        "--overwrite to delete what there is of it"
     )

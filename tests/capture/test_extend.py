@@ -387,8 +387,25 @@ def test_what_is_planned_is_what_is_written(cache: Path, extended: Path) -> None
     assert "added to what is stored: layers 0,1,2 (by output), logits none; with those" in said
     assert report_plan.document(planned)["extends"]
     assert digests(cache) == before
-    with pytest.raises(InputError, match="holds all that was asked for"):
-        estimate_capture(replace(asked, out=str(extended)))
+
+
+def test_a_plan_that_adds_nothing_says_so(
+    extended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["plan", "--extend", "--drafts", "dspark", "--out", str(extended)]
+    said = f"{extended}: all that was asked for is there already, nothing to do\n"
+    for more, printed in ([], lambda out: out == said), (["--json"], json.loads):
+        monkeypatch.setattr(sys, "argv", ["dspark", *args, *more])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        assert printed(capsys.readouterr().out)
+
+
+def test_an_unfinished_extension_with_other_logits_is_told(cache: Path) -> None:
+    dspark.capture(extend=True, layers="1", out=str(cache), only="0")
+    with pytest.raises(InputError, match="logits: not given there, topk:3 now"):
+        dspark.capture(extend=True, layers="1", logits="topk:3", out=str(cache))
 
 
 def test_an_unfinished_capture_is_not_extended(cache: Path) -> None:

@@ -15,6 +15,8 @@ from damage import cut, spoil
 from safetensors.numpy import load_file
 
 import dspark
+from dspark.capture.estimate.run import estimate_capture
+from dspark.capture.options import CaptureOptions
 from dspark.capture.run import CaptureReport
 from dspark.schemas.digest import file_digest
 from dspark.schemas.errors import IncompatibleCacheError
@@ -135,6 +137,24 @@ def test_no_columns_no_finished_cache(options: dict[str, str], cache: Path) -> N
         again(options, cache)
     assert not read_manifest(cache).complete
     assert list((cache / "index").glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
+def test_an_extension_is_refused_before_the_target_is_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    def load_target(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    for module in ("run", "estimate.run"):
+        monkeypatch.setattr(f"dspark.capture.{module}.load_target", load_target)
+    damage(columns_path(cache))
+    before = digests(cache)
+    asked = {"extend": True, "layers": "-1", "out": str(cache)}
+    for ask in (dspark.capture, lambda **given: estimate_capture(CaptureOptions(**given))):
+        with pytest.raises(IncompatibleCacheError, match=r"columns\.safetensors: .*dspark capture"):
+            ask(**asked)
+    assert digests(cache) == before
 
 
 def test_an_extension_with_rows_of_other_lengths_is_not_finished(

@@ -127,5 +127,5 @@ def test_what_a_rendering_process_refuses_is_told_as_ever(
 ) -> None:
     for workers in (0, 2):
         out = tmp_path / str(workers)
-        with pytest.raises(InputError, match=r"row 3 cannot be captured \(no assistant turn\)"):
+        with pytest.raises(InputError, match=r"row 3, id 'row-3', cannot be captured \(no ass"):
             dspark.capture(SHARDS, **inputs, out=str(out), num_workers=workers, on_bad_row="error")

@@ -125,7 +125,7 @@ def test_non_finite_features_are_skipped(
     options = {"target": str(target), "data": str(data)}
     half = dspark.capture(1, **options, out=str(tmp_path / "c"), dtype="fp16", max_skipped=0.5)
     assert half.manifest.counts.skipped == {"non-finite features": 1}
-    with pytest.raises(InputError, match=r"row 1 cannot be captured \(non-finite features\)"):
+    with pytest.raises(InputError, match=r"row 1, id 'row-1', cannot be captured \(non-finite"):
         dspark.capture(1, **options, out=str(tmp_path / "e"), dtype="fp16", on_bad_row="error")
     full = dspark.capture(1, **options, out=str(tmp_path / "d"), dtype="bf16")
     assert full.manifest.counts.skipped == {}

@@ -157,7 +157,7 @@ def test_a_cache_with_fewer_fields_is_not_continued(
     small = tmp_path / "small"
     convert(str(caches[0]), str(small), format="zarr", fields="hidden_states.1", num_workers=1)
     before = files(small)
-    with pytest.raises(IncompatibleCacheError, match="fields: .*there, None now"):
+    with pytest.raises(IncompatibleCacheError, match="fields: .*there, not given now"):
         dspark.capture(3, out=str(small), layers="0", format="zarr", **inputs)  # type: ignore[arg-type]
     with pytest.raises(IncompatibleCacheError, match="fields: "):
         dspark.capture(out=str(small), extend=True, layers="0")

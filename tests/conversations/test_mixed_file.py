@@ -185,6 +185,17 @@ def test_on_bad_row_error_stops_at_the_first_and_keeps_what_is_committed(
         "shard-00000-of-00003.parquet"
     ]
     assert dspark.capture(3, **options, max_skipped=1).shards_written == 2
+    bad = '{"id": "x7", "messages": []}'
+    data.write_text("\n".join([json.dumps(say("Hi"))] * 5 + [bad]))
+    told = "row 5, id 'x7', cannot .* mend or .* new --out or with --overwrite"
+    mended = options | {"out": str(tmp_path / "e")}
+    with pytest.raises(InputError, match=told):
+        dspark.capture(3, **mended, on_bad_row="error")
+    data.write_text("\n".join([json.dumps(say("Hi"))] * 6))
+    with pytest.raises(InputError, match="other settings .data: "):
+        dspark.capture(3, **mended, on_bad_row="error")
+    done = dspark.capture(3, **mended, on_bad_row="error", overwrite=True)
+    assert done.shards_written == 3
     with pytest.raises(InputError, match="row 0 cannot be captured"):
         dspark.capture(
             1, **{**options, "out": str(tmp_path / "d"), "max_length": 2}, on_bad_row="error"

@@ -159,12 +159,14 @@ def test_what_is_damaged_in_the_new_cache_is_made_again(cache: Path, tmp_path: P
     assert files(to) == whole
 
 
-def test_damaged_columns_of_the_source_are_not_copied(tmp_path: Path) -> None:
+def test_damaged_columns_of_the_source_are_told_before_anything_is_written(tmp_path: Path) -> None:
     cache = write_cache(tmp_path / "cache")
     xor_byte(columns_path(cache), 4100, 1)
-    with pytest.raises(IncompatibleCacheError, match="columns.safetensors: damaged.*--repair"):
+    with pytest.raises(
+        IncompatibleCacheError, match="columns.safetensors: damaged.*dspark capture"
+    ):
         convert(str(cache), str(tmp_path / "to"), format="zarr", num_workers=1)
-    assert not read_manifest(tmp_path / "to").complete
+    assert not (tmp_path / "to").exists()
     with_columns(cache)
     assert convert(str(cache), str(tmp_path / "to"), format="zarr", num_workers=1).missing == ()
     assert dspark.verify_cache(tmp_path / "to", deep=True).exit_code == 0
@@ -249,6 +251,9 @@ def test_what_is_refused(cache: Path, tmp_path: Path) -> None:
     refused("--fields is empty", fields="")
     refused("must lie apart", to=str(cache))
     refused("must lie apart", to=str(cache / "below"))
+    other = write_cache(tmp_path / "other", samples=4, shards=1, layers=())
+    refused("it lies inside the cache .*/other; choose", to=str(other / "below"))
+    assert not (other / "below").exists()
     refused("is not a cache", cache=str(tmp_path / "none"))
     refused("--cache s3://b/c: must be a path; copy", cache="s3://b/c")
     refused("--to s3://b/c: must be a path; give a folder", to="s3://b/c")
@@ -266,7 +271,7 @@ def test_another_conversion_is_not_continued(cache: Path, tmp_path: Path) -> Non
     for given, match in (
         ({"format": "safetensors"}, "its shards are zarr .zstd 1. there, safetensors now"),
         ({"format": "zarr", "level": 3}, "zarr .zstd 1. there, zarr .zstd 3. now"),
-        ({"format": "zarr", "fields": "inputs_embeds"}, "fields: None there"),
+        ({"format": "zarr", "fields": "inputs_embeds"}, "fields: not given there"),
     ):
         with pytest.raises(IncompatibleCacheError, match=match):
             convert(str(cache), to, num_workers=1, **given)  # type: ignore[arg-type]

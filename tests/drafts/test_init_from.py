@@ -415,7 +415,7 @@ def test_a_warm_training_resumes_as_if_never_stopped(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "step_random", stop)
         fit(cache, "eagle3", tmp_path / "out", **options)
-    with pytest.raises(InputError, match="--init-from: .* there, None now"):
+    with pytest.raises(InputError, match="--init-from: .* there, not given now"):
         fit(cache, "eagle3", tmp_path / "out", **(options | {"init_from": None}), resume=True)
     resumed = fit(cache, "eagle3", tmp_path / "out", **options, resume=True)
     assert resumed.after == whole.after

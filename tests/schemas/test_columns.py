@@ -20,7 +20,7 @@ from dspark.schemas.columns import (
     read_columns,
     write_columns,
 )
-from dspark.schemas.commands import capture_command
+from dspark.schemas.commands import NOT_RECORDED, capture_command
 from dspark.schemas.digest import file_digest
 from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
 from dspark.schemas.index import read_index
@@ -91,13 +91,13 @@ def test_damage_is_named_with_the_way_out(
 ) -> None:
     manifest = read_manifest(cache)
     damage(columns_path(cache))
+    away = "move it away, and " if columns_path(cache).is_dir() else ""
     assert not columns_are_sound(cache, manifest)
     with pytest.raises(IncompatibleCacheError) as error:
         read_columns(cache, manifest)
     assert str(error.value) == (
-        f"{columns_path(cache)}: {words}; run 'dspark verify --cache {cache} --deep --repair' and "
-        "then the capture again, which writes it anew from the sample indexes: "
-        + capture_command(cache, manifest)
+        f"{columns_path(cache)}: {words}; {away}this writes it anew ({NOT_RECORDED} must be given "
+        f"again if they were): {capture_command(cache, manifest)}"
     )
 
 

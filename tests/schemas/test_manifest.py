@@ -293,7 +293,8 @@ def test_white_space_and_order_of_keys_mean_nothing(tmp_path: Path) -> None:
 
 
 def test_differences_name_the_field_and_both_values() -> None:
-    old = {"dtype": "bf16", "same": 1}
-    assert identity_differences(old, {"dtype": "fp32", "same": 1}) == [
-        "dtype: 'bf16' there, 'fp32' now"
+    old = {"dtype": "bf16", "same": 1, "image_root": None}
+    assert identity_differences(old, {"dtype": "fp32", "same": 1, "image_root": "/x"}) == [
+        "dtype: 'bf16' there, 'fp32' now",
+        "image_root: not given there, '/x' now",
     ]

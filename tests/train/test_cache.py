@@ -30,13 +30,40 @@ def test_a_sample_is_found_by_any_integer(cache: Cache) -> None:
     want = cache[row]["input_ids"]
     for i in (row - 200, np.int8(row - 200), np.uint8(row), np.uint64(row), torch.tensor(row)):
         assert torch.equal(cache[i]["input_ids"], want)  # type: ignore[index]
+    ids = cache.field("input_ids")
+    out = torch.zeros(len(want), dtype=torch.int32)
+    for i in (row, row - 200):
+        assert cache.entry(i)["sample"] == row
+        assert cache.read_row(i, ids, out.zero_()) == 4 * len(want)
+        assert torch.equal(out, want)
     for i in (200, -201):
-        with pytest.raises(IndexError):
-            cache[i]
+        for read in (cache.__getitem__, cache.entry, lambda i: cache.read_row(i, ids, out)):
+            with pytest.raises(IndexError, match=f"sample {i} of a cache of 200"):
+                read(i)
     for wrong in (1.0, "1", None, slice(3)):
         with pytest.raises(TypeError):
             cache[wrong]  # type: ignore[index]
     assert sum(1 for _ in cache) == 200  # type: ignore[attr-defined]
+
+
+def test_a_tensor_that_does_not_hold_a_row_is_refused(cache: Cache) -> None:
+    row = int(ok_rows(cache)[7])
+    field, length = cache.field("last_hidden_state"), int(cache.lengths[row])
+    width = field.row_shape[1]
+    for out in (
+        torch.zeros(length - 1, width),
+        torch.zeros(length, width + 1),
+        torch.zeros(length * width),
+        torch.zeros(length, width, dtype=torch.float64),
+        torch.zeros(length, width, dtype=torch.int32),
+        torch.zeros(width, length).T,
+    ):
+        with pytest.raises(ValueError, match="last_hidden_state of row .* needs a contiguous CPU"):
+            cache.read_row(row, field, out)
+        assert not out.any()
+    out = torch.zeros(length + 3, width)
+    assert cache.read_row(row, field, out) == 4 * length * width
+    assert torch.equal(out[:length], cache[row]["last_hidden_state"]) and not out[length:].any()
 
 
 def test_a_cache_goes_to_the_workers_of_a_data_loader(cache: Cache) -> None:

@@ -65,7 +65,7 @@ def test_an_average_survives_an_interruption(
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(trainee.Trainee, "update", stop)
         train_draft(cache, "msd", tmp_path / "out", **OPTIONS, ema=0.9)
-    with pytest.raises(InputError, match="--ema: 0.9 there, None now"):
+    with pytest.raises(InputError, match="--ema: 0.9 there, not given now"):
         train_draft(cache, "msd", tmp_path / "out", **OPTIONS, resume=True)
     train_draft(cache, "msd", tmp_path / "out", **OPTIONS, ema=0.9, resume=True)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))

@@ -142,8 +142,8 @@ def test_inspect_says_damage_at_once(cache: Path, run_dspark: Command) -> None:
     assert run_dspark("inspect", "--cache", cache)[0] == 2
 
 
-@pytest.mark.parametrize("option", ["--data", "--chat-template"])
+@pytest.mark.parametrize("option", ["--data", "--chat-template", "--rows", "--seed"])
 def test_options_of_against_without_it(cache: Path, run_dspark: Command, option: str) -> None:
-    code, out, err = run_dspark("verify", "--cache", cache, option, "x")
+    code, out, err = run_dspark("verify", "--cache", cache, option, "16")
     assert (code, out) == (2, "")
-    assert err == f"dspark: {option} x: only --against reads it; give --against as well\n"
+    assert err == f"dspark: {option} 16: only --against reads it; give --against as well\n"
