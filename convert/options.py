@@ -21,7 +21,7 @@ class ConvertOptions:
         str | None,
         Help(
             "Keep only these, e.g. inputs_embeds,last_hidden_state; ids, positions and masks are "
-            "always kept.",
+            "always kept, and stored logits unless some of them are named.",
             default="all",
         ),
     ] = None

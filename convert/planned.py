@@ -58,7 +58,7 @@ def begun(manifest: Manifest) -> Manifest:
 
 def _kept(manifest: Manifest, fields: str) -> list[str]:
     """The names to keep, in the order of the manifest: with a field, what it means nothing
-    without."""
+    without. Where no logits are named, all stay: no draft trains without those of its cache."""
     asked = {name.strip() for name in fields.split(",")}
     there = [field.name for field in manifest.all_fields]
     for name in sorted(asked):
@@ -66,7 +66,10 @@ def _kept(manifest: Manifest, fields: str) -> list[str]:
             raise InputError(
                 f"--fields {name}: the cache has no such field; it has {', '.join(there)}"
             )
-    groups = {_group(name) for name in (*asked, *KEPT)}
+    logits = {name for name in there if name.startswith("logits")}
+    if asked & logits:
+        logits = set()
+    groups = {_group(name) for name in (*asked, *logits, *KEPT)}
     return [name for name in there if _group(name) in groups]
 
 

@@ -12,7 +12,7 @@ from dspark.convert.progress import ConvertProgress
 from dspark.convert.shard import Conversion
 from dspark.convert.workers import convert_shards
 from dspark.schemas.columns import read_columns
-from dspark.schemas.commands import NOT_RECORDED, capture_command, repair_command
+from dspark.schemas.commands import repair_command, unfinished
 from dspark.schemas.digest import FileDigest, file_digest
 from dspark.schemas.disk_errors import is_unreadable
 from dspark.schemas.durable import is_tmp, make_dir, replacing, write_all
@@ -148,11 +148,7 @@ def _workers(asked: int | None) -> int:
 def _finished(source: Path) -> Manifest:
     manifest = read_manifest(source)
     if not manifest.complete:
-        raise IncompatibleCacheError(
-            f"--cache {source}: the cache is not finished; this continues it with the missing "
-            f"shards ({NOT_RECORDED} must be given again if they were): "
-            + capture_command(source, manifest)
-        )
+        raise IncompatibleCacheError(f"--cache {source}: {unfinished(source, manifest)}")
     read_columns(source, manifest)  # what a conversion copies last of all
     return manifest
 

@@ -22,7 +22,7 @@ from dspark.remote.store import (
     mend,
 )
 from dspark.schemas.columns import Columns, read_columns
-from dspark.schemas.digest import FileDigest
+from dspark.schemas.digest import FileDigest, file_digest
 from dspark.schemas.durable import make_dir, names, replacing, write_all, write_file
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.index import read_index
@@ -143,8 +143,8 @@ class Mirror:
         path = target_dir(self.root) / name
         file = self.manifest.target_files[name]
         with suppress(OSError):
-            if path.stat().st_size == file.bytes:
-                return  # it was compared when it came
+            if file_digest(path) == file:
+                return
         make_dir(path.parent)
         self._download(path, file)
 

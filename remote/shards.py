@@ -15,6 +15,7 @@ from dspark.schemas.shard_layout import ShardLayout
 from dspark.schemas.stored_rows import RowBytes
 from dspark.schemas.stored_shard import zarr_layout
 from dspark.schemas.zarr_codec import ChunkCodec
+from dspark.schemas.zarr_layout import METADATA
 from dspark.schemas.zarr_shard import ABSENT, ZarrArray
 
 _TOGETHER = 16 << 20
@@ -165,12 +166,18 @@ class _ZarrObject(ZarrArray):
     """A field as the object of a zarr array: its index is kept, chunks are read by ranges."""
 
     def __init__(self, store: Store, name: str, part: Manifest, field: Field) -> None:
-        self.layout = zarr_layout(part).arrays[field.name]
+        group = zarr_layout(part)
+        self.layout = group.arrays[field.name]
         self._store, self._name = store, f"{name}/{self.layout.object}"
         self.path = Path(self._name)
         self._codec = ChunkCodec(self.layout)
         self._fd = -1
         self._thread = threading.local()
+        for document in (METADATA, self.layout.metadata):
+            if not store.holds(f"{name}/{document}", group.documents[document]):
+                raise DamagedError(
+                    self.path, f"its {document} is not the metadata that the manifest asks for"
+                )
         size = store.size(self._name)
         self._index_start = size - self.layout.index_bytes
         if self._index_start < 0:

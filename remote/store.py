@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
 
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 
@@ -36,8 +37,14 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
 }
 
-_NO_RANGES = "non-partial response"
+_NO_RANGES = "non-partial response", "Range request not supported"
 """What obstore says of a server that sends whole objects where ranges are asked for."""
+
+_CAUSE = re.compile(
+    r"Connection \w+|failed to lookup address information[^\"]*|TimedOut|"
+    r"InvalidCertificate|Invalid\w*Message|CorruptMessage"
+)
+"""What ends a connection, as obstore's dump of an error names it."""
 
 T = TypeVar("T")
 
@@ -70,7 +77,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._store = _open(url)
+        self._store = _open(url, FIRST_PATIENCE)
         self._reached = False
         self._warned = -math.inf
         self._abandoned = threading.Event()
@@ -106,6 +113,21 @@ class Store:
         if size > most:
             raise DamagedObjectError(f"{self.where(name)}: {size:,} bytes are too many for it")
         return b"".join(self.pieces(name, size))
+
+    def holds(self, name: str, data: bytes) -> bool:
+        """Whether a small object is just these bytes.
+
+        Raises:
+            MissingObjectError: there is none.
+            UnreachableError: it cannot be read.
+        """
+        import obstore
+
+        def read() -> bool:
+            found = obstore.get(self._store, name)
+            return found.meta["size"] == len(data) and bytes(found.bytes()) == data
+
+        return self._patiently(name, read)
 
     def pieces(self, name: str, size: int | None = None) -> Iterator[bytes | memoryview]:
         """A whole object, piece by piece; errors as in ``ranges``.
@@ -172,7 +194,7 @@ class Store:
     def _patiently(self, name: str, ask: Callable[[], T]) -> T:
         from obstore import exceptions as e
 
-        started: float | None = None
+        started = time.monotonic()
         pause = _PAUSE
         while True:
             if self._abandoned.is_set():
@@ -186,10 +208,11 @@ class Store:
                 ) from None
             except (e.BaseError, OSError, ValueError) as error:
                 said = _first_sentence(error)
-                if _NO_RANGES in said:
+                if any(text in said for text in _NO_RANGES):
                     raise UnreachableError(
-                        f"{self.where(name)}: the server sends whole files alone and no parts "
-                        "(HTTP range requests); use another, or copy the cache into a folder"
+                        f"{self.where(name)}: the server sends whole files alone and no parts; "
+                        "serve it with one that answers range requests (nginx, caddy, …), or copy "
+                        "the cache into a folder"
                     ) from None
                 if _is_refused(error):
                     raise UnreachableError(
@@ -197,23 +220,32 @@ class Store:
                     ) from None
                 now = time.monotonic()
                 patience = PATIENCE if self._reached else FIRST_PATIENCE
-                started = now if started is None else started
-                if self._reached and now - self._warned > patience:
+                if now + pause > started + patience:
+                    raise self._lost(name, said, now - started) from None
+                if now - self._warned > patience:
                     self._warned = now
                     logging.getLogger(__name__).warning(
                         "dspark: %s: %s; this and what else is lost is tried again for up to "
                         "%.0f s", self.where(name), said, patience,
                     )  # fmt: skip
-                if now + pause > started + patience or self._abandoned.wait(pause):
-                    raise UnreachableError(
-                        f"{self.where(name)}: cannot be read ({said}), tried for "
-                        f"{now - started:.0f} s; what came stays: give the same command again "
-                        "(train-draft: with --resume) when it can be reached"
-                    ) from None
+                self._abandoned.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
-                self._reached = True
+                if not self._reached:
+                    self._store = _open(self.url, _TIMEOUT)
+                    self._reached = True
                 return found
+
+    def _lost(self, name: str, said: str, seconds: float) -> UnreachableError:
+        way_out = (
+            "what came stays: give the same command again (train-draft: with --resume) when it can "
+            "be reached"
+            if self._reached
+            else "is the address right?"
+        )
+        return UnreachableError(
+            f"{self.where(name)}: cannot be read ({said}), tried for {seconds:.0f} s; {way_out}"
+        )
 
     def _credentials(self) -> str:
         scheme = self.url.partition(":")[0]
@@ -229,7 +261,8 @@ def mend(url: str) -> str:
     )
 
 
-def _open(url: str) -> "ObjectStore":
+def _open(url: str, timeout: float) -> "ObjectStore":
+    """The client for a URL whose requests may take so many seconds each."""
     try:
         from obstore.store import LocalStore, from_url
     except ImportError:
@@ -241,6 +274,8 @@ def _open(url: str) -> "ObjectStore":
     if scheme == "file":
         folder = Path(rest or "/")
         if not folder.is_dir():
+            folder = Path(unquote(rest))
+        if not folder.is_dir():
             raise InputError(f"--cache {url}: there is no folder {folder}")
         return LocalStore(folder)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -248,7 +283,7 @@ def _open(url: str) -> "ObjectStore":
     options: ClientConfig = {
         "allow_http": plain.startswith("http://"),
         "connect_timeout": timedelta(seconds=10),
-        "timeout": timedelta(seconds=_TIMEOUT),
+        "timeout": timedelta(seconds=timeout),
     }
     try:
         return from_url(url, client_options=options, retry_config={"max_retries": 0})
@@ -270,6 +305,8 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _first_sentence(error: Exception) -> str:
-    """What a library says, without its dump of the error."""
-    text = str(error).partition("\n\nDebug source")[0]
-    return " ".join(text.split())[:300]
+    """What a library says, and of its dump of the error nothing but the cause."""
+    text, _, dump = str(error).partition("\n\nDebug source")
+    said = " ".join(text.split())[:300]
+    cause = _CAUSE.search(dump)
+    return f"{said}: {cause[0]}" if cause and cause[0] not in said else said

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dspark.reports.text import plural, size, some_numbers
+from dspark.schemas.fields import FIELDS
 
 if TYPE_CHECKING:
     from dspark.convert.run import ConvertReport
@@ -12,6 +13,7 @@ def conversion(report: "ConvertReport") -> str:
     """What was written, and the sizes before and after."""
     manifest = report.manifest
     lines = []
+    some_fields = FIELDS in manifest.identity
     if report.missing:
         some = len(report.missing) > 1
         lines.append(
@@ -33,6 +35,8 @@ def conversion(report: "ConvertReport") -> str:
             f"shards on disk: {size(report.bytes_before)} as {report.source_format}, "
             f"{size(report.bytes_after)} as {manifest.shard_format}"
             f" with {plural(len(manifest.all_fields), 'field')}"
+            + ", the stored logits among them"
+            * (some_fields and manifest.best_logits != "head")
         )
     if report.left_out:
         lines.append(

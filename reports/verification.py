@@ -10,7 +10,9 @@ from dspark.schemas.commands import (
     NOT_RECORDED,
     capture_command,
     finish_extension_command,
+    making,
     repair_command,
+    to_repeat,
 )
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ def next_steps(found: "Verification", repaired: "Repair | None" = None) -> str:
         lines.append(_repaired(repaired))
     elif found.faults:
         lines.append(
-            f"'{repair_command(found.root)}' takes out what is damaged, so that the capture makes "
-            "just that again"
+            f"'{repair_command(found.root)}' takes out what is damaged, so that the "
+            f"{_making(found)} makes just that again"
         )
     if found.unreadable:
         lines.append(
@@ -59,6 +61,10 @@ def next_steps(found: "Verification", repaired: "Repair | None" = None) -> str:
     else:
         lines += _capture(found)
     return "\n".join(lines)
+
+
+def _making(found: "Verification") -> str:
+    return "capture" if found.manifest is None else making(found.manifest)
 
 
 def _some(things: Sequence[object]) -> list[str]:
@@ -100,7 +106,9 @@ def _verdict(found: "Verification") -> str:
             f"cannot tell, {plural(files, 'file')} cannot be read; nothing wrong so far; {checked}"
         )
     if not manifest.complete:
-        return f"cannot tell, the capture is not finished; nothing wrong so far; {checked}"
+        return (
+            f"cannot tell, the {making(manifest)} is not finished; nothing wrong so far; {checked}"
+        )
     return f"sound; {checked}"
 
 
@@ -130,7 +138,11 @@ def _capture(found: "Verification") -> list[str]:
         return []
     return [
         *(f"then: {printable(command)}" for command in commands),
-        f"      (with {NOT_RECORDED} where the capture had them)",
+        *(
+            [f"      (with {NOT_RECORDED} where the capture had them)"]
+            if to_repeat(found.manifest)
+            else []
+        ),
     ]
 
 

@@ -47,6 +47,26 @@ def capture_command(root: Path, manifest: "Manifest") -> str:
     return _command(_capture(identity.get("tensor_parallel") or 1), options)
 
 
+def making(manifest: "Manifest") -> str:
+    """What the command of ``capture_command`` is: a capture or, of some fields, a conversion."""
+    return "conversion" if FIELDS in manifest.identity else "capture"
+
+
+def to_repeat(manifest: "Manifest") -> str:
+    """What to add to the command of ``capture_command``, in brackets after a space."""
+    if FIELDS in manifest.identity:
+        return ""
+    return f" ({NOT_RECORDED} must be given again if they were)"
+
+
+def unfinished(root: Path, manifest: "Manifest") -> str:
+    """What to say of a cache that has shards to come."""
+    return (
+        f"the {making(manifest)} is not finished; this continues it with the missing shards"
+        f"{to_repeat(manifest)}: {capture_command(root, manifest)}"
+    )
+
+
 def convert_command(root: Path, manifest: "Manifest", fields: Iterable[str]) -> str:
     """The command that makes, or goes on to make, a cache with some fields of its original."""
     form = manifest.shard_format

@@ -1,6 +1,7 @@
 """Locations of caches that are no path."""
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -8,19 +9,28 @@ from dspark.schemas.errors import InputError
 
 SCHEMES = ("s3", "gs", "https", "http", "file")
 
+_ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):/+(?=[^/]|$)", re.IGNORECASE)
+"""What a URL begins with, be it one that lost a slash, as any ``Path`` of a URL has."""
+
 
 def is_url(location: str | os.PathLike[str]) -> bool:
     """Whether a location is a URL; anything else is a path."""
-    return "://" in os.fspath(location)
+    location = os.fspath(location)
+    return "://" in location or _ONE_SLASH.match(location) is not None
 
 
 def checked_url(location: str) -> str:
-    """The URL of a folder, without a slash at its end.
+    """The URL of a folder, its scheme in small letters, without a slash at its end.
 
     Raises:
         InputError: it is of another kind, or holds what does not belong into a location.
     """
-    url = location.rstrip("/")
+    scheme, _, rest = location.rstrip("/").partition(":")
+    if "://" not in location:
+        slashes = "///" if scheme.lower() == "file" else "//"
+        meant = f"{scheme.lower()}:{slashes}{rest.lstrip('/')}"
+        raise InputError(f"--cache {location}: no URL; did you mean {meant}?")
+    url = f"{scheme.lower()}:{rest}"
     try:
         parts = urlsplit(url)
         named = parts.netloc or (parts.scheme == "file" and parts.path)
@@ -39,6 +49,8 @@ def checked_url(location: str) -> str:
         )
     if parts.query or parts.fragment or not named:
         raise InputError(f"--cache {location}: give the URL of the folder with manifest.json")
+    if "//" in parts.path and parts.scheme != "file":
+        raise InputError(f"--cache {location}: two slashes follow one another; give one")
     if parts.scheme == "file" and parts.netloc:
         raise InputError(f"--cache {location}: a file:// URL has three slashes, file:///folder")
     return url
@@ -60,7 +72,7 @@ def refuse_url(option: str, location: str | os.PathLike[str] | None, *, write: b
     how = (
         "give a folder here, and copy it there with the vendor's own tool when it is finished"
         if write
-        else "copy the cache into a folder with the vendor's own tool, and give that"
+        else "copy it into a folder with the vendor's own tool, and give that"
     )
     raise InputError(f"{option} {os.fspath(location)}: must be a path; {how} (docs/remote.md)")
 

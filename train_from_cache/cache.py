@@ -16,12 +16,14 @@ from dspark.remote.ahead import FetchAhead
 from dspark.remote.mirror import Mirror
 from dspark.schemas.columns import read_columns
 from dspark.schemas.commands import (
-    NOT_RECORDED,
     capture_command,
     convert_command,
     extend_command,
     finish_extension_command,
+    making,
     repair_command,
+    to_repeat,
+    unfinished,
 )
 from dspark.schemas.digest import file_digest
 from dspark.schemas.draft_layers import DRAFTS, draft_layers
@@ -73,11 +75,7 @@ class Cache:
         self.location = str(root) if mirror is None else mirror.url
         self.manifest: Manifest = read_manifest(root)
         if not self.manifest.complete:
-            raise IncompatibleCacheError(
-                f"{root}: the capture is not finished; this continues it with the missing shards "
-                f"({NOT_RECORDED} must be given again if they were): "
-                + capture_command(root, self.manifest)
-            )
+            raise IncompatibleCacheError(f"{root}: {unfinished(root, self.manifest)}")
         self.check_digests = check_digests
         columns = read_columns(root, self.manifest) if mirror is None else mirror.columns
         self.lengths, self.image_tokens = columns.length, columns.image_tokens
@@ -269,8 +267,8 @@ class Cache:
             else capture_command(self.root, self.manifest)
         )
         return (
-            f"run '{repair_command(self.root)}' and then the capture again, which redoes what is "
-            f"damaged and nothing else: {again}"
+            f"run '{repair_command(self.root)}' and then the {making(self.manifest)} again, "
+            f"which redoes what is damaged and nothing else: {again}"
         )
 
 
@@ -328,12 +326,15 @@ def require_fields(cache: Cache, names: Sequence[str], arch: str) -> list[Field]
     """
     missing = [name for name in names if cache.manifest.field(name) is None]
     if missing:
-        where, root = "this", cache.root
+        where, root, it = "this", cache.root, "adds them"
         if cache.location != str(root):
             where, root = "where CACHE was made, this", Path("CACHE")
+        if FIELDS in cache.manifest.identity:
+            root, it = Path("NEW"), "makes another with them"
+            where = "where ORIGINAL is, this" if cache.location != str(cache.root) else "this"
         raise IncompatibleCacheError(
             f"{cache.location}: draft {arch!r} needs {', '.join(missing)}, which this cache does "
-            f"not hold; {where} adds them ({NOT_RECORDED} must be given again if they were): "
+            f"not hold; {where} {it}{to_repeat(cache.manifest)}: "
             + _adding_command(root, cache.manifest, missing, arch)
         )
     return [cache.field(name) for name in names]

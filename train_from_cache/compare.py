@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dspark.schemas.errors import InputError, one_line
+from dspark.schemas.url import refuse_url
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.drafts import architectures, draft_class
 from dspark.train_from_cache.drafts.base import Draft
@@ -68,10 +69,12 @@ def evaluate_drafts(
     for name, number in (("--rows", rows), ("--batch-size", batch_size)):
         if number is not None and number < 1:
             raise InputError(f"{name} {number}: must be at least 1")
+    for draft in drafts:
+        refuse_url("--draft", draft, write=False)
+    folders = [Path(draft) for draft in drafts]
     where = _device(device)
     opened = open_cache(cache, local_cache=local_cache, local_cache_size=local_cache_size)
     head = TargetHead.load(opened.root)
-    folders = [Path(draft) for draft in drafts]
     loaded = [_load(folder, opened, head) for folder in folders]
     trainings = [_training(folder) for folder in folders]
     fraction = None

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from dspark.schemas.errors import InputError
 from dspark.schemas.nested import refuse_inside_cache
 from dspark.schemas.options import check_given, takes
+from dspark.schemas.url import refuse_url
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.checkpoint import state_path
 from dspark.train_from_cache.curves import plot_curves
@@ -104,6 +105,7 @@ def train_drafts(
         InputError: as ``train_draft``, or a draft is named twice, or not named but configured.
         StoppedError: as ``train_draft``.
     """
+    refuse_url("--out", out, write=True)
     own: dict[str, dict[str, Any]] = {arch: {} for arch in archs}
     if not own or len(own) < len(archs):
         raise InputError(f"--arch {', '.join(archs)}: name each draft once")
@@ -144,6 +146,8 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
     task = tasks[0]
     for given in tasks:
         check_given(cache=given.cache, arch=given.arch, out=given.out, init_from=given.init_from)
+        refuse_url("--out", given.out, write=True)
+        refuse_url("--init-from", given.init_from, write=False)
     check_numbers(task)
     check_track(task.track)
     for given in tasks:

@@ -185,10 +185,12 @@ def test_rows_are_the_same(cache: Path, tmp_path: Path) -> None:
 def test_fewer_fields(cache: Path, tmp_path: Path) -> None:
     to = tmp_path / "small"
     given = "hidden_states.1, hidden_states.4,last_hidden_state,inputs_embeds"
-    convert(str(cache), str(to), format="zarr", fields=given, num_workers=1)
+    report = convert(str(cache), str(to), format="zarr", fields=given, num_workers=1)
+    assert "with 12 fields, the stored logits among them" in conversion(report)
     manifest = read_manifest(to)
     assert manifest.all_layers == (1, 4)
-    assert [len(part.fields) for part in manifest.parts] == [8, 1]
+    assert [len(part.fields) for part in manifest.parts] == [8, 1, 3]  # logits stay
+    assert manifest.best_logits == "topk:4"
     assert dspark.verify_cache(to, deep=True).exit_code == 0
     stored, small = dspark.open_cache(cache), dspark.open_cache(to, check_digests=True)
     names = [*given.replace(" ", "").split(","), "input_ids", "position_ids", "image_mask"]

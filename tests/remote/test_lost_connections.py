@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -114,7 +115,7 @@ def test_a_server_that_is_gone_stops_the_training_which_goes_on_later(
 def test_the_command_says_it_in_a_sentence(tmp_path: Path) -> None:
     program = (
         "import sys; from dspark import cli; from dspark.remote import store\n"
-        "store.FIRST_PATIENCE = 0.3; cli.main()"
+        "store.FIRST_PATIENCE = 1.0; cli.main()"
     )
     command = [
         sys.executable, "-c", program, "inspect", "--cache", "http://127.0.0.1:9/cache",
@@ -122,8 +123,35 @@ def test_the_command_says_it_in_a_sentence(tmp_path: Path) -> None:
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 2
-    assert ran.stderr.startswith("dspark: http://127.0.0.1:9/cache/manifest.json: cannot be read")
-    assert ran.stderr.count("\n") == 1
+    warning, error = ran.stderr.splitlines()
+    assert "is tried again for up to" in warning
+    assert error.startswith("dspark: http://127.0.0.1:9/cache/manifest.json: cannot be read")
+    assert "Connection refused" in error and error.endswith("is the address right?")
+
+
+def test_a_server_that_never_answers_is_soon_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/cache"
+        start = time.monotonic()
+        with pytest.raises(UnreachableError, match="is the address right"):
+            dspark.open_cache(url, local_cache=tmp_path)
+    assert time.monotonic() - start < 10
+
+
+def test_a_server_without_ranges_is_named_as_such(caches: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    with subprocess.Popen(
+        command, cwd=caches, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as plain:
+        try:
+            assert plain.stdout is not None
+            port = plain.stdout.readline().split(" port ")[1].split()[0]
+            url = f"http://127.0.0.1:{port}/bucket/zarr"
+            cache = dspark.open_cache(url, local_cache=tmp_path)
+            with pytest.raises(UnreachableError, match="answers range requests"):
+                cache[0]
+        finally:
+            plain.kill()
 
 
 def flip(path: Path) -> None:
@@ -165,6 +193,24 @@ def test_damage_is_named_and_never_trained_on(
     units = list(tmp_path.glob("local/*/shards/shard-00000-*/inputs_embeds.*"))
     assert units == []
     assert torch.equal(remote[40]["inputs_embeds"], local[40]["inputs_embeds"])
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "inputs_embeds/zarr.json"])
+def test_metadata_of_zarr_are_compared(
+    caches: Path, server: ObjectServer, tmp_path: Path, name: str
+) -> None:
+    root = caches / "bucket" / "metadata"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(caches / "bucket" / "zarr", root)
+    path = root / "shards" / "shard-00000-of-00024.zarr" / name
+    path.write_text("{}")
+    remote = dspark.open_cache(f"{server.url}/bucket/metadata", local_cache=tmp_path)
+    with pytest.raises(DamagedObjectError, match="is not the metadata"):
+        remote[0]
+    path.unlink()
+    with pytest.raises(MissingObjectError, match=name):
+        remote[0]
+    remote[40]
 
 
 def test_small_files_that_are_damaged(caches: Path, server: ObjectServer, tmp_path: Path) -> None:

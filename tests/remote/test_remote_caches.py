@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from flipped_bytes import xor_byte
 from object_server import ObjectServer
 from runs import CONFIG, OPTIONS, assert_same_weights, records
 from safetensors import safe_open
@@ -184,9 +185,11 @@ def test_what_is_read_by_several_epochs_is_fetched_once_where_there_is_room(
         assert shard_bytes(server) == real_bytes(local, names)
     else:
         # Nothing but the two fields, and of each its index and its chunks.
+        objects = [n for n in objects if not n.endswith("zarr.json")]
         sizes = {n: (caches / n).stat().st_size for n in objects}
         assert all(n.split("/")[-2] in names for n in objects)
-        assert shard_bytes(server) == sum(sizes.values())
+        sent = server.control()["sent"]
+        assert {n: sent[n] for n in objects} == sizes
     for shard in (0, 7):
         for name in names:
             (unit,) = tmp_path.glob(f"*/shards/shard-{shard:05d}-*/{name}.safetensors")
@@ -320,12 +323,41 @@ def test_a_cache_that_was_changed_has_another_mirror(server: ObjectServer, cache
         ("https://host/cache?token=1", "give the URL of the folder"),
         ("file:///nowhere/at/all", "there is no folder /nowhere/at/all"),
         ("file://host/cache", "three slashes"),
+        ("FTP://host/cache", "choose a path or a URL of s3://"),
+        ("http://host//cache", "two slashes"),
+        ("S3://bucket/a//b", "two slashes"),
+        ("http:/host/cache", "did you mean http://host/cache[?]"),
+        ("S3:/bucket/cache", "did you mean s3://bucket/cache[?]"),
+        ("file:/nowhere", "did you mean file:///nowhere[?]"),
     ],
 )
 def test_urls_that_cannot_be(location: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said) as error:
         dspark.open_cache(location, local_cache=tmp_path)
     assert ":password" not in str(error.value)
+
+
+def test_other_ways_to_write_a_url(caches: Path, server: ObjectServer, tmp_path: Path) -> None:
+    port = server.url.rpartition(":")[2]
+    (caches / "of a bucket").symlink_to(caches / "bucket")
+    for url in (
+        f"HTTP://127.0.0.1:{port}/bucket/zarr/",
+        f"FILE://{caches}/bucket/zarr",
+        f"file://{caches}/of%20a%20bucket/zarr",
+    ):
+        assert len(dspark.open_cache(url, local_cache=tmp_path)[0]["input_ids"])
+
+
+def test_target_files_that_changed_here_are_fetched_again(
+    caches: Path, server: ObjectServer, tmp_path: Path
+) -> None:
+    url = f"{server.url}/bucket/zarr"
+    dspark.open_cache(url, local_cache=tmp_path)
+    (head,) = tmp_path.glob("*/target/head.safetensors")
+    sound = head.read_bytes()
+    xor_byte(head, 300, 1)
+    dspark.open_cache(url, local_cache=tmp_path)
+    assert head.read_bytes() == sound
 
 
 @pytest.mark.parametrize("size", ["none", "0", "-1GB", "12 parsecs", "1iB"])

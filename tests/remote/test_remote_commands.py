@@ -146,6 +146,16 @@ def test_evaluate_gives_the_same_from_a_url(
         ),
         (["capture", "--extend", "--layers", "0", "--out", "s3://b/c"], "--out s3://b/c: must be"),
         (["convert", "--cache", "s3://b/c", "--to", "x", "--format", "zarr"], "--cache s3://b/c: "),
+        (["train-draft", "--cache", "x", "--arch", "msd", "--out", "s3://b/c"], "--out s3://b/c: "),
+        (
+            ["train-draft", "--cache", "x", "--arch", "msd", "--arch", "eagle3", "--out", "s3://b"],
+            "--out s3://b: must be",
+        ),
+        (
+            ["train-draft", "--cache", "x", "--arch", "msd", "--init-from", "s3://b/c"],
+            "--init-from s3://b/c: must be a path; copy it",
+        ),
+        (["evaluate", "--cache", "x", "--draft", "http://b/c"], "--draft http://b/c: must be"),
         (["convert", "--cache", "x", "--to", "gs://b/c", "--format", "zarr"], "--to gs://b/c: "),
     ],
 )

@@ -14,6 +14,7 @@ from synthetic_cache import write_cache
 import dspark
 from dspark.convert.run import convert
 from dspark.reports.inspection import inspection
+from dspark.reports.verification import next_steps, verification
 from dspark.schemas.errors import IncompatibleCacheError
 from dspark.schemas.paths import CachePaths
 from dspark.train_from_cache.inspection import inspect_cache, inspect_sample
@@ -65,9 +66,33 @@ def test_a_draft_from_a_cache_with_its_fields_alone(
     assert_same_weights(tmp_path / "msd-safetensors", tmp_path / "msd-small")
     with pytest.raises(
         IncompatibleCacheError,
-        match=rf"dspark convert --cache ORIGINAL --to {to} --format zarr .*hidden_states.0",
+        match=r"which this cache does not hold; this makes another with them: "
+        r"dspark convert --cache ORIGINAL --to NEW --format zarr .*hidden_states.0",
     ):
         dspark.train_draft(to, "eagle3", tmp_path / "e", **STEPS, draft_config=config_of("eagle3"))
+
+
+@pytest.mark.parametrize("logits", ["full", "topk:4"])
+def test_stored_logits_stay_with_some_fields(tmp_path: Path, logits: str) -> None:
+    cache = write_cache(tmp_path / "cache", logits=logits)
+    to = tmp_path / "small"
+    convert(
+        str(cache), str(to), format="zarr", fields="inputs_embeds,last_hidden_state", num_workers=1
+    )
+    dspark.train_draft(to, "msd", tmp_path / "msd", **STEPS)
+
+
+def test_what_finishes_a_conversion_of_some_fields_is_a_conversion(tmp_path: Path) -> None:
+    cache, to = write_cache(tmp_path / "cache"), tmp_path / "small"
+    given = {"format": "zarr", "fields": "inputs_embeds,last_hidden_state", "num_workers": 1}
+    convert(str(cache), str(to), only="0", **given)  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleCacheError) as told:
+        dspark.open_cache(to)
+    found = dspark.verify_cache(to)
+    for said in (str(told.value), f"{verification(found)}\n{next_steps(found)}"):
+        assert "the conversion is not finished" in said
+        assert f"dspark convert --cache ORIGINAL --to {to} " in said
+        assert "--chat-template" not in said
 
 
 @pytest.mark.parametrize(
