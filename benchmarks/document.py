@@ -23,7 +23,8 @@ _INTRODUCTION = """\
 Made by `python -m benchmarks.document` from the results in [performance/](performance/), each of
 which one run of one command wrote; nothing here is typed by hand but the remarks. What is compared
 was measured in the same run, alternately. Every table says minimum, median and maximum over the
-repetitions; `ratio` is that of the medians to the first line of the table.
+repetitions; `ratio` is that of the medians to the first line of the table. The machine of these
+results had other work at times, which wide spreads show.
 
 """
 
