@@ -6,9 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dspark.schemas.durable import names
-from dspark.schemas.errors import DamagedError
 from dspark.schemas.fields import Field
+from dspark.schemas.file_reads import read_fully
 from dspark.schemas.shard_layout import ShardLayout
 
 _PIECE = 1 << 18
@@ -58,19 +57,3 @@ class SafetensorsShard:
                 piece = buffer[: min(_PIECE, size - start)]
                 read_fully(self._fd, piece, offset + start, self._path)
                 yield piece
-
-
-def read_fully(fd: int, out: memoryview, offset: int, path: Path) -> None:
-    """Fill ``out``, a view of bytes, from ``offset`` of an open file.
-
-    Raises:
-        DamagedError: the file ends before.
-        OSError: it cannot be read.
-    """
-    done = 0
-    while done < len(out):
-        with names(path):
-            count = os.preadv(fd, [out[done:]], offset + done)
-        if count == 0:
-            raise DamagedError(path, f"ends before byte {offset + len(out)}")
-        done += count

@@ -14,6 +14,7 @@ import numpy as np
 from dspark.schemas.durable import names
 from dspark.schemas.errors import DamagedError
 from dspark.schemas.fields import Field
+from dspark.schemas.file_reads import open_at_once
 from dspark.schemas.zarr_codec import ChunkCodec
 from dspark.schemas.zarr_layout import (
     CHECKSUM_BYTES,
@@ -215,11 +216,6 @@ class ZarrShard:
 
 
 def _check_document(path: Path, expected: bytes) -> None:
-    with open(path, "rb", buffering=0, opener=_at_once) as file:
+    with open(path, "rb", buffering=0, opener=open_at_once) as file:
         if file.read(len(expected) + 1) != expected:
             raise DamagedError(path, "not the metadata that the manifest asks for")
-
-
-def _at_once(path: str, flags: int) -> int:
-    """``os.open`` that does not wait where ``path`` is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -14,8 +14,9 @@ import pyarrow as pa
 from dspark.schemas.columns import Columns
 from dspark.schemas.digest import field_digest
 from dspark.schemas.disk_errors import is_unreadable
-from dspark.schemas.errors import IncompatibleCacheError, UnreadableError
+from dspark.schemas.errors import DamagedError, IncompatibleCacheError, UnreadableError
 from dspark.schemas.fields import Field
+from dspark.schemas.file_reads import open_at_once, read_fully
 from dspark.schemas.index import index_identity, read_index
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths, columns_path
@@ -151,11 +152,10 @@ class Part:
         for i, (start, row_bytes, token_bytes) in enumerate(places):
             run = out[i * stride : i * stride + length * token_bytes]
             offset = start + row * row_bytes
-            if not _read_fully(file, run, offset):
-                raise IncompatibleCacheError(
-                    f"{self._paths.shard(shard)}: ends before byte {offset + len(run)}; "
-                    + self.way_out
-                )
+            try:
+                read_fully(file.fileno(), run, offset, str(file.name))
+            except DamagedError as error:
+                raise IncompatibleCacheError(f"{error}; {self.way_out}") from None
             runs.append(run)
         if self._check_digests and length:
             self._check(field, shard, row, runs)
@@ -193,7 +193,7 @@ class Part:
         path = self._paths.shard(shard)
         self._check_committed(shard)
         try:
-            file = FileIO(path, opener=_open_at_once)
+            file = FileIO(path, opener=open_at_once)
             size = os.fstat(file.fileno()).st_size
             expected = self._layout.header
             sound = size == self._layout.file_size and (
@@ -214,22 +214,3 @@ def unusable(path: Path, error: OSError, way_out: str) -> IncompatibleCacheError
     if is_unreadable(error):
         return UnreadableError(path, error)
     return IncompatibleCacheError(f"{path}: {error.strerror}; {way_out}")
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """``os.open`` that does not wait where ``path`` is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _read_fully(file: FileIO, out: memoryview, offset: int) -> bool:
-    """Fill ``out`` from ``offset`` of the file; False if the file ends before."""
-    while out:
-        try:
-            count = os.preadv(file.fileno(), [out], offset)
-        except OSError as error:
-            error.filename = str(file.name)
-            raise
-        if count == 0:
-            return False
-        out, offset = out[count:], offset + count
-    return True

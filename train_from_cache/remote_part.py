@@ -12,9 +12,9 @@ from dspark.remote.mirror import Mirror
 from dspark.schemas.columns import Columns
 from dspark.schemas.errors import DamagedError, IncompatibleCacheError
 from dspark.schemas.fields import Field
+from dspark.schemas.file_reads import read_fully
 from dspark.schemas.manifest import Manifest
 from dspark.schemas.paths import CachePaths
-from dspark.schemas.safetensors_shard import read_fully
 from dspark.train_from_cache.part import Part
 
 

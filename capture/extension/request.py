@@ -10,7 +10,7 @@ from dspark.capture.settings import CaptureSettings
 from dspark.capture.stored import stored_layers
 from dspark.capture.targets.logits_mode import resolve_logits
 from dspark.schemas.columns import read_columns
-from dspark.schemas.commands import NOT_RECORDED, capture_command, finish_extension_command
+from dspark.schemas.commands import capture_command, finish_extension_command, to_repeat
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.extension import AROUND, Extension, added_fields
 from dspark.schemas.manifest import Manifest, read_manifest
@@ -81,8 +81,8 @@ def extension_request(options: CaptureOptions) -> ExtensionRequest:
     first = CachePaths(root, manifest.num_shards)
     if not manifest.complete or missing_shards(manifest.parts[0], first):
         raise IncompatibleCacheError(
-            f"--extend: the capture of {root} is not finished; this finishes it ({NOT_RECORDED} "
-            f"must be given again if they were): {capture_command(root, manifest)}"
+            f"--extend: the capture of {root} is not finished; this finishes it"
+            f"{to_repeat(manifest)}: {capture_command(root, manifest)}"
         )
     read_columns(root, manifest)  # which the end of an extension needs
     if options.format not in (None, form := manifest.shard_format.name):
