@@ -170,12 +170,15 @@ def train_draft_command(
     ttt_steps: Annotated[
         int | None,
         typer.Option(
-            help="eagle3: steps of training-time test, and tokens of a round.", show_default="7"
+            min=1,
+            help="eagle3: steps of training-time test, and tokens of a round.",
+            show_default="7",
         ),
     ] = None,
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(
+            min=1,
             help="eagle3: the most frequent tokens that the draft knows.",
             show_default="32000, or the target's if smaller",
         ),
@@ -292,7 +295,7 @@ def inspect(
     local_cache: Annotated[str | None, _LOCAL_CACHE] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a cache is: fields, bytes, counts, skipped rows.
+    """Say what a cache is: fields, bytes, counts, skipped rows. Exit code 1 if it is damaged.
 
     Of a cache at a URL only the manifest and the indexes are fetched; dspark verify looks at the
     rest.
@@ -316,6 +319,8 @@ def inspect(
         typer.echo(report.inspection(summary, faults, unreadable))
         if tokens is not None:
             typer.echo(report.tokens(tokens))
+    if verified and verified.faults:
+        raise typer.Exit(verified.exit_code)
 
 
 @app.command()
@@ -384,10 +389,12 @@ def verify(
         "--chat-template": chat_template,
         "--rows": rows,
         "--seed": seed,
+        "--trust-remote-code": "" if trust_remote_code else None,
     }
     for option, value in of_against.items():
         if value is not None and against is None:
-            raise InputError(f"{option} {value}: only --against reads it; give --against as well")
+            said = f"{option} {value}".strip()
+            raise InputError(f"{said}: only --against reads it; give --against as well")
     if repair:
         refuse_url("--repair --cache", cache, write=True)
     if against is not None:

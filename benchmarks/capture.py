@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--target", help="folder of another target", default=None)
     parser.add_argument("--hidden-size", type=command.count, default=3584 if cuda else 512)
     parser.add_argument("--layers", type=command.count, default=34 if cuda else 12)
-    parser.add_argument("--rows", type=command.count, default=1024 if cuda else 24)
+    parser.add_argument("--rows", type=command.count, default=1024 if cuda else 48)
     parser.add_argument("--mean-length", type=command.count, default=671)
     parser.add_argument("--max-length", type=command.count, default=2048)
     parser.add_argument("--batch-tokens", type=command.count, default=16384 if cuda else 2048)

@@ -1,6 +1,5 @@
 """Writing a shard in place: real rows at their final offset, padding never."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from torch import Tensor, uint8
 from dspark.schemas.claims import Claim, ClaimedError
 from dspark.schemas.digest import field_digest
 from dspark.schemas.dtypes import torch_dtype
-from dspark.schemas.durable import names, write_all
+from dspark.schemas.durable import names, write_all, write_at
 from dspark.schemas.holes import written_ranges
 from dspark.schemas.shard_layout import ShardLayout
 
@@ -90,19 +89,14 @@ class ShardWriter:
             for offset, size in self._layout.row_extents(field, row, length):
                 run = data[start : start + size]
                 for a, b in written_ranges(field, size, mask):
-                    self._write(run[a:b], offset + a)
+                    with names(self._path):
+                        write_at(self._file, run[a:b], offset + a)
                     written += b - a
                 runs.append(run)
                 start += size
             assert start == len(data), field.name
             digests.append(field_digest(*runs))
         return WrittenRow(tuple(digests), written)
-
-    def _write(self, data: memoryview, offset: int) -> None:
-        done = 0
-        with names(self._path):
-            while done < len(data):
-                done += os.pwrite(self._file.fileno(), data[done:], offset + done)
 
     def commit(self) -> None:
         """Make the data durable and publish the file."""

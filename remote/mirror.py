@@ -23,7 +23,7 @@ from dspark.remote.store import (
 )
 from dspark.schemas.columns import Columns, read_columns
 from dspark.schemas.digest import FileDigest, file_digest
-from dspark.schemas.durable import make_dir, names, replacing, write_all, write_file
+from dspark.schemas.durable import make_dir, names, replacing, write_all, write_at, write_file
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.index import read_index
 from dspark.schemas.manifest import Manifest, read_manifest
@@ -278,11 +278,11 @@ class Fetch:
             rows = list(self._mirror.rows(self.name, self._shard).values())
             remote = self._mirror.field(self.name, self._shard)
             with names(self._reservation.unit.path):
-                _write_at(file, memoryview(layout.header), 0)
+                write_at(file, memoryview(layout.header), 0)
                 for row, runs in remote.rows(rows):
                     extents = layout.row_extents(remote.field, row.row, row.length)
                     for run, (offset, _) in zip(runs, extents, strict=True):
-                        _write_at(file, run, offset)
+                        write_at(file, run, offset)
             self._reservation.publish()
         finally:
             self._reservation.close()
@@ -296,12 +296,6 @@ def default_folder() -> Path:
     """Where mirrors lie unless it is said."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "dspark"
-
-
-def _write_at(file: FileIO, data: memoryview, offset: int) -> None:
-    while data:
-        done = os.pwrite(file.fileno(), data, offset)
-        data, offset = data[done:], offset + done
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dspark.schemas.digest import field_digest
-from dspark.schemas.durable import fsync_dir, make_dir, names, write_all, write_file
+from dspark.schemas.durable import fsync_dir, make_dir, names, write_all, write_at, write_file
 from dspark.schemas.errors import DamagedError
 from dspark.schemas.fields import Field
 from dspark.schemas.holes import written_ranges
@@ -71,8 +71,7 @@ def write_safetensors(
             for run, (offset, size) in zip(runs, extents, strict=True):
                 for a, b in written_ranges(field, size, mask):
                     with names(path):
-                        file.seek(offset + a)
-                        write_all(file, run[a:b])
+                        write_at(file, run[a:b], offset + a)
 
 
 def write_zarr(

@@ -54,8 +54,10 @@ class _Read:
 class BatchStream:
     """Iterates once over batches of rows; a context manager that stops its threads on leaving.
 
-    Only the given fields and only real rows are read. The tensors of a batch are valid until the
-    next batch is asked for. A read that fails raises its error here, in the place of its batch.
+    Only the given fields and only real rows are read. The longest row of a batch comes first: what
+    the batch before left beyond a row's tokens is then less, and is what must be cleared. The
+    tensors of a batch are valid until the next batch is asked for. A read that fails raises its
+    error here, in the place of its batch.
 
     Attributes:
         bytes_read: bytes of all batches handed out so far, as read from the shards.
@@ -76,7 +78,7 @@ class BatchStream:
         Args:
             cache: where rows are read from.
             fields: what to read of each row.
-            batches: dataset rows of each batch, in order.
+            batches: dataset rows of each batch.
             batch_size: B, rows of the largest batch.
             trim: cut each batch to its longest row; else all have the cache's T tokens.
             device: where the tensors shall lie; the CPU by default.
@@ -150,7 +152,8 @@ class BatchStream:
     def _announced(self) -> Iterator[Sequence[int]]:
         """The rows of each batch, the system being told of those of some more."""
         ahead: deque[Sequence[int]] = deque()
-        for rows in self._batches:
+        for batch in self._batches:
+            rows = sorted(batch, key=lambda row: -self._lengths[row])
             self._pool.submit(self._advise, rows)
             ahead.append(rows)
             if len(ahead) > ADVISED:

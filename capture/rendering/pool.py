@@ -95,7 +95,8 @@ class RenderingPool:
                 process.kill()
             # Python wakes the executor's own thread when it ends, and fails if that just closes.
             for thread in self._threads:
-                thread.join(timeout=1)
+                if thread.is_alive():  # the one that fills its queue may be about to start
+                    thread.join(timeout=1)
 
     def encode(
         self, samples: Sequence[int], max_length: int, options: RowOptions

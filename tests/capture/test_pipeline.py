@@ -5,15 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 from conversation_data import assistant, mixed_rows, row, text, user, write_rows
 
 import dspark
+from dspark.capture.conversations import Conversations
+from dspark.capture.rendering.pool import RenderingPool
+from dspark.capture.targets.processor import EncodesRows
 from dspark.schemas.errors import InputError
 
 SHARDS = 4
@@ -120,6 +125,24 @@ def test_no_rendering_process_outlives_the_capture(
     assert psutil.wait_procs(children, timeout=10)[1] == []
     if how != signal.SIGKILL:
         assert said.splitlines()[-1].startswith(f"dspark: stopped by {how.name}")
+
+
+def test_a_pool_is_left_while_one_of_its_threads_is_about_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which ``threading`` tells already; to wait for it would fail."""
+    about_to_start = threading.Thread()
+    threads = threading.enumerate
+    seen: list[list[threading.Thread]] = []
+
+    def telling() -> list[threading.Thread]:
+        seen.append(threads() + [about_to_start] * len(seen))
+        return seen[-1]
+
+    monkeypatch.setattr(threading, "enumerate", telling)
+    with RenderingPool(1, cast(Conversations, None), cast(EncodesRows, None)):
+        assert about_to_start in seen[-1]
+    assert {*threads()} == {*seen[0]}
 
 
 def test_what_a_rendering_process_refuses_is_told_as_ever(

@@ -174,6 +174,16 @@ def test_empty_options(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["--ttt-steps", "--draft-vocab-size"])
+def test_counts_that_are_none_are_told_by_their_option(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["train-draft", "--arch", "eagle3", "--cache", "x", option, "0"]
+    code, stderr = in_process(args, monkeypatch, capsys)
+    assert code == 2
+    assert f"Invalid value for '{option}'" in stderr
+
+
 def test_version() -> None:
     assert dspark("--version").stdout == f"dspark {version('dspark')}\n"
 

@@ -9,12 +9,13 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from dspark.schemas.claims import Claim, ClaimedError
-from dspark.schemas.durable import is_tmp, replacing, write_file
+from dspark.schemas.durable import is_tmp, replacing, write_at, write_file
 from dspark.schemas.leftovers import remove_leftovers
 from dspark.schemas.locks import _warn_of_no_locks, is_locked
 
@@ -230,3 +231,24 @@ def test_a_file_system_without_locks(
         "dspark: the file system of the cache has no file locks: let no two captures write there "
         "at the same time"
     ]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_what_is_written_at_a_place_is_begun_to_be_brought_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """Where the file system takes the advice; each part of a write that it takes in parts."""
+    told: list[tuple[int, int, int]] = []
+    pwrite = os.pwrite
+
+    def advising(fd: int, offset: int, size: int, advice: int) -> None:
+        told.append((offset, size, advice))
+        if refuses:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "posix_fadvise", advising)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    with FileIO(tmp_path / "x", "wb") as file:
+        write_at(file, memoryview(b"abcdefgh"), 4)
+    assert (tmp_path / "x").read_bytes() == b"\0" * 4 + b"abcdefgh"
+    assert told == [(4, 8, os.POSIX_FADV_DONTNEED)]

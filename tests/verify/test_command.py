@@ -29,7 +29,9 @@ def test_sound(cache: Path, run_dspark: Command) -> None:
     assert code == 0
     assert out.startswith(f"{cache}: sound; 3 of 3 shards checked (every byte of 35 rows read: ")
     assert "verify: 100%" in err
-    assert "DAMAGED" not in run_dspark("inspect", "--cache", cache)[1]
+    code, out, _ = run_dspark("inspect", "--cache", cache)
+    assert code == 0
+    assert "DAMAGED" not in out
 
 
 def test_damaged(cache: Path, run_dspark: Command) -> None:
@@ -134,7 +136,7 @@ def test_a_strangers_names_do_not_reach_the_terminal(cache: Path, run_dspark: Co
 def test_inspect_says_damage_at_once(cache: Path, run_dspark: Command) -> None:
     cut(CachePaths(cache, 3).shard(0))
     code, out, _ = run_dspark("inspect", "--cache", cache)
-    assert code == 0
+    assert code == 1
     assert out.splitlines()[0].startswith(f"{cache}: DAMAGED (see below), ")
     assert out.splitlines()[-1].startswith("DAMAGED: 1 fault, the first: ")
     cut(manifest_path(cache))
@@ -142,8 +144,10 @@ def test_inspect_says_damage_at_once(cache: Path, run_dspark: Command) -> None:
     assert run_dspark("inspect", "--cache", cache)[0] == 2
 
 
-@pytest.mark.parametrize("option", ["--data", "--chat-template", "--rows", "--seed"])
-def test_options_of_against_without_it(cache: Path, run_dspark: Command, option: str) -> None:
-    code, out, err = run_dspark("verify", "--cache", cache, option, "16")
+@pytest.mark.parametrize(
+    "given", ["--data 16", "--chat-template 16", "--rows 16", "--seed 16", "--trust-remote-code"]
+)
+def test_options_of_against_without_it(cache: Path, run_dspark: Command, given: str) -> None:
+    code, out, err = run_dspark("verify", "--cache", cache, *given.split())
     assert (code, out) == (2, "")
-    assert err == f"dspark: {option} 16: only --against reads it; give --against as well\n"
+    assert err == f"dspark: {given}: only --against reads it; give --against as well\n"
