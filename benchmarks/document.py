@@ -23,8 +23,9 @@ _INTRODUCTION = """\
 Made by `python -m benchmarks.document` from the results in [performance/](performance/), each of
 which one run of one command wrote; nothing here is typed by hand but the remarks. What is compared
 was measured in the same run, alternately. Every table says minimum, median and maximum over the
-repetitions; `ratio` is that of the medians to the first line of the table. The machine of these
-results had other work at times, which wide spreads show.
+repetitions; `ratio` is that of the medians to the first line of the table, and a target is met if
+its median is. These results are of a virtual machine with nothing else to do (but for `storage`, in
+which nothing is timed); its memory and its disk are not its own, which wide spreads show.
 
 """
 

@@ -40,6 +40,9 @@ class ShardWriter:
         ClaimedError: another live process has claimed the shard, or finished it meanwhile.
     """
 
+    _file_stays = True
+    """Whether ``commit`` gives the file its name."""
+
     def __init__(
         self, path: Path, layout: ShardLayout, is_committed: Callable[[], bool] = lambda: False
     ) -> None:
@@ -90,7 +93,7 @@ class ShardWriter:
                 run = data[start : start + size]
                 for a, b in written_ranges(field, size, mask):
                     with names(self._path):
-                        write_at(self._file, run[a:b], offset + a)
+                        write_at(self._file, run[a:b], offset + a, stays=self._file_stays)
                     written += b - a
                 runs.append(run)
                 start += size

@@ -42,6 +42,8 @@ def shard_writer(
 class ZarrShardWriter(ShardWriter):
     """A ``ShardWriter`` whose temporary file never gets its name: ``commit`` writes the group."""
 
+    _file_stays = False
+
     def __init__(
         self,
         paths: CachePaths,

@@ -173,13 +173,25 @@ def _fields(estimate: "CaptureEstimate") -> str:
             f"{manifest.num_shards:,} shards of {manifest.rows_per_shard:,} rows x "
             f"{manifest.max_length:,} tokens, each {size(sizes.real_bytes / manifest.num_shards)} "
             f"of real rows on average and {size(manifest.shard_bytes)} with padding",
-            f"on disk: {size(sizes.disk_bytes)}, in blocks of 4 KiB, where the file system keeps "
-            f"holes (ext4, xfs, …), {size(sizes.file_bytes)} where it does not",
+            _on_disk(estimate),
             *(
                 [f"and once, for the target's embeddings and head: {size(estimate.head_bytes)}"]
                 * (not estimate.part)
             ),
         ]
+    )
+
+
+def _on_disk(estimate: "CaptureEstimate") -> str:
+    sizes = estimate.sizes
+    if estimate.manifest.shard_format.is_zarr:
+        return (
+            f"on disk: at most about {size(sizes.disk_bytes)}, and less by what zarr compresses, "
+            "which depends on the numbers; each worker also needs room for the shard that it is at"
+        )
+    return (
+        f"on disk: {size(sizes.disk_bytes)}, in blocks of 4 KiB, where the file system keeps "
+        f"holes (ext4, xfs, …), {size(sizes.file_bytes)} where it does not"
     )
 
 

@@ -91,15 +91,23 @@ def write_all(file: FileIO, data: bytes | memoryview) -> None:
         left = left[file.write(left) :]
 
 
-def write_at(file: FileIO, data: memoryview, offset: int) -> None:
-    """Write bytes at a place of a file, and let the system begin to bring them to the disk, so that
-    a later fsync need not wait for all of a file. Several threads may write."""
+def write_at(file: FileIO, data: memoryview, offset: int, *, stays: bool = True) -> None:
+    """Write bytes at a place of a file. Several threads may write.
+
+    Args:
+        file: where.
+        data: a view of bytes.
+        offset: of the first.
+        stays: let the system begin to bring them to the disk at once, so that a later fsync need
+            not wait for all of the file.
+    """
     start, size = offset, len(data)
     while data:
         done = os.pwrite(file.fileno(), data, offset)
         data, offset = data[done:], offset + done
-    with suppress(OSError):  # not every file system takes advice
-        os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
+    if stays:
+        with suppress(OSError):  # not every file system takes advice
+            os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("dspark", deadline=None)
+settings.load_profile("dspark")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # the helper modules beside this file

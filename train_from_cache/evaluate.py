@@ -128,7 +128,7 @@ def evaluate_together(
     read = [draft_fields(cache, type(s.draft), s.draft.config) for s in subjects]
     fields = list({field.name: field for fields in read for field in fields}.values())
     own = ranks.share(rows) if ranks else rows
-    batches = [list(own[i : i + batch_size]) for i in range(0, len(own), batch_size)]
+    batches = (list(own[i : i + batch_size]) for i in range(0, len(own), batch_size))
     device = head.weight.device
     # Temperatures are fitted on every other row.
     fit_rows = torch.tensor(rows[::2], dtype=torch.int64, device=device)

@@ -17,6 +17,7 @@ from dspark.schemas.options import check_given, takes
 from dspark.schemas.url import refuse_url
 from dspark.train_from_cache.cache import Cache, ok_rows, open_cache
 from dspark.train_from_cache.checkpoint import state_path
+from dspark.train_from_cache.compiling import compiling
 from dspark.train_from_cache.curves import plot_curves
 from dspark.train_from_cache.decode import decoded
 from dspark.train_from_cache.drafts import draft_class
@@ -178,7 +179,8 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
         finished = [evaluation(j.out, "after") is not None and has_model(j.out) for j in jobs]
         left = [job for job, done in zip(jobs, finished, strict=True) if not done]
         if left:
-            _train_jobs(left, cache, head, order, eval_rows, ranks, task)
+            with compiling(task.compile):
+                _train_jobs(left, cache, head, order, eval_rows, ranks, task)
     return [
         TrainResult(
             out=job.out,

@@ -17,6 +17,7 @@ from dspark.capture.estimate.room import Fit
 from dspark.capture.estimate.run import CaptureEstimate, estimate_capture
 from dspark.capture.options import CaptureOptions
 from dspark.reports import plan as report_plan
+from dspark.reports.text import size
 from dspark.schemas.errors import InputError
 
 SHARDS = 3
@@ -61,6 +62,18 @@ def test_what_is_planned_is_what_is_written(options: CaptureOptions) -> None:
         assert planned.sizes.disk_bytes == pytest.approx(on_disk, rel=0.1)
     head = (root / "target" / "head.safetensors").stat().st_size
     assert 0 < head - planned.head_bytes < 1000
+
+
+def test_what_zarr_takes_is_less_than_is_planned(options: CaptureOptions) -> None:
+    options = replace(options, format="zarr")
+    planned = estimate_capture(options, exact=True)
+    assert f"on disk: at most about {size(planned.sizes.disk_bytes)}, and less by what zarr" in (
+        report_plan.plan(planned)
+    )
+    captured(options)
+    shards = Path(options.out) / "shards"
+    written = sum(p.stat().st_size for p in shards.rglob("*") if p.is_file())
+    assert 0 < written < planned.sizes.disk_bytes
 
 
 def test_each_alternative_is_what_such_a_capture_writes(

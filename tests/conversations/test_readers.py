@@ -25,9 +25,7 @@ from dspark.capture.conversations import (
 )
 from dspark.schemas.errors import InputError
 
-quick = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts),

@@ -91,9 +91,7 @@ def shards(draw: st.DrawFn) -> tuple[list[Field], int, list[int], int]:
     return fields, rows, lengths, draw(st.integers(0, 2**31))
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shards(), st.sampled_from(CODECS), st.integers(1, 9))
 def test_any_shard(
     tmp_path: Path, shard: tuple[list[Field], int, list[int], int], codec: str, chunk: int

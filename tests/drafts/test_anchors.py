@@ -21,7 +21,7 @@ def candidate_masks(draw):
     return torch.tensor(draw(st.lists(bits, min_size=rows, max_size=rows)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(candidate_masks(), st.integers(1, 25), st.integers(0, 2**31), st.booleans())
 def test_anchors_are_distinct_candidates_in_order_as_many_as_asked(mask, count, seed, trim):
     position, keep = draw_anchors(mask, count, random(mask, seed), trim=trim)
@@ -52,7 +52,7 @@ def test_every_candidate_is_as_likely_as_the_others():
     assert len(pairs) == 15 and (pairs - 1 / 15).abs().max() < 0.016
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=30))
 def test_packing_keeps_every_anchor_findable(places):
     row = torch.tensor([r for r, _ in places], dtype=torch.int64)

@@ -17,7 +17,7 @@ def splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**70), st.integers(0, 10**6), st.integers(0, 10**9), st.integers(1, 3))
 def test_the_numbers_are_splitmix64s(seed: int, step: int, sample: int, calls: int) -> None:
     key = splitmix64(splitmix64(seed & MASK) + step & MASK) + sample & MASK

@@ -233,11 +233,11 @@ def test_a_file_system_without_locks(
     ]
 
 
-@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize(("stays", "refuses"), [(True, False), (True, True), (False, False)])
 def test_what_is_written_at_a_place_is_begun_to_be_brought_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool, refuses: bool
 ) -> None:
-    """Where the file system takes the advice; each part of a write that it takes in parts."""
+    """If it stays, and where the file system takes the advice; also of a write in parts."""
     told: list[tuple[int, int, int]] = []
     pwrite = os.pwrite
 
@@ -249,6 +249,6 @@ def test_what_is_written_at_a_place_is_begun_to_be_brought_to_the_disk(
     monkeypatch.setattr(os, "posix_fadvise", advising)
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
     with FileIO(tmp_path / "x", "wb") as file:
-        write_at(file, memoryview(b"abcdefgh"), 4)
+        write_at(file, memoryview(b"abcdefgh"), 4, stays=stays)
     assert (tmp_path / "x").read_bytes() == b"\0" * 4 + b"abcdefgh"
-    assert told == [(4, 8, os.POSIX_FADV_DONTNEED)]
+    assert told == [(4, 8, os.POSIX_FADV_DONTNEED)] * stays

@@ -11,7 +11,6 @@ from dspark.schemas.paths import columns_path, manifest_path
 
 FEW = settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

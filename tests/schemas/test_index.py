@@ -265,7 +265,7 @@ def test_pages_that_declare_more_than_they_hold_are_not_decoded(
             read_index(paths, manifest, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=40))
 def test_any_bytes_in_the_place_of_a_page(
     tmp_path_factory: pytest.TempPathFactory, data: bytes

@@ -38,7 +38,7 @@ def random_row(fields: list[Field], length: int, rng: np.random.RandomState) -> 
     return row
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes, st.integers(1, 4), st.integers(0, 2**31 - 1))
 def test_safetensors_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, shape: dict, rows: int, seed: int

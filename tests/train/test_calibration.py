@@ -91,7 +91,7 @@ def close(got: list[float | None], want: list[float | None]) -> bool:
     return got == [None if w is None else pytest.approx(w, abs=1e-9) for w in want]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ANCHORS)
 def test_errors_and_temperatures_equal_plain_loops(
     given: tuple[int, list[tuple[list[tuple[float, float]], bool]]],

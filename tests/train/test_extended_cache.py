@@ -59,7 +59,8 @@ def test_rows_are_read_from_all_files(cache: Path) -> None:
         fields = [opened.field("hidden_states.4"), opened.field("input_ids")]
         with BatchStream(opened, fields, [[0, 13, 14]], batch_size=3, trim=True) as stream:
             (batch,) = stream
-            for i, sample in enumerate((0, 13, 14)):
+            assert sorted(batch["sample"].tolist()) == [0, 13, 14]
+            for i, sample in enumerate(batch["sample"].tolist()):
                 expected = opened[sample]["hidden_states.4"]
                 assert torch.equal(batch["hidden_states.4"][i, : len(expected)], expected)
 

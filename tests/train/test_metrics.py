@@ -73,7 +73,7 @@ def assert_close(result: dict[str, Any], expected: dict[str, Any]) -> None:
             assert got == (None if want is None else pytest.approx(want, abs=1e-6)), name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(2, 14), min_size=1, max_size=4),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_cache import write_cache
 
@@ -56,7 +56,6 @@ def whole_epoch(rows: np.ndarray, per_shard: int, key: tuple[int, ...], epoch: i
     return found
 
 
-@settings(deadline=None)
 @given(row_sets, st.integers(1, 50), st.integers(1, 200), st.integers(0, 9))
 def test_rows_come_as_if_each_epoch_were_made_in_one_piece(
     rows: np.ndarray, per_shard: int, batch: int, seed: int
@@ -81,7 +80,6 @@ def test_no_more_than_a_window_is_held_of_a_million_rows() -> None:
     assert peak - held < 1_000_000
 
 
-@settings(deadline=None)
 @given(row_sets, st.integers(1, 50), st.integers(1, 9), st.integers(-(2**40), 2**40))
 def test_every_row_comes_once_per_epoch(
     rows: np.ndarray, per_shard: int, batch: int, seed: int
@@ -94,7 +92,6 @@ def test_every_row_comes_once_per_epoch(
         assert sorted(stream[epoch * len(rows) : (epoch + 1) * len(rows)]) == rows.tolist()
 
 
-@settings(deadline=None)
 @given(row_sets, st.integers(1, 50), st.integers(1, 9), st.lists(st.integers(0, 60), max_size=8))
 def test_a_step_gives_the_same_rows_from_wherever_it_is_asked(
     rows: np.ndarray, per_shard: int, batch: int, steps: list[int]

@@ -87,16 +87,10 @@ def runs(cache: Path) -> Path:
 
 
 def rows_of(out: Path) -> list[list[int]]:
-    """The rows of each step, as the processes together took them."""
+    """The rows of each step that the processes together took; each has its longest ones first."""
     by_rank = [json.loads(path.read_text()) for path in sorted(out.glob("rows.*.json"))]
     assert len(by_rank) == (1 if out.name in ("one", "one_bucketed", "few_one") else 2)
-    found = []
-    for step in by_rank[0]:
-        rows = [0] * sum(len(rows[step]) for rows in by_rank)
-        for rank, own in enumerate(by_rank):
-            rows[rank :: len(by_rank)] = own[step]
-        found.append(rows)
-    return found
+    return [sorted(sum((rows[step] for rows in by_rank), [])) for step in by_rank[0]]
 
 
 @pytest.mark.parametrize(

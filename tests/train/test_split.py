@@ -15,7 +15,7 @@ from dspark.train_from_cache.rows import Rows
 from dspark.train_from_cache.split import _digests, held_out, split_rows
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sets(st.integers(0, 3_999), min_size=200, max_size=300), st.floats(0.05, 0.9))
 def test_a_row_is_held_out_whatever_other_rows_there_are(chosen: set[int], fraction: float) -> None:
     rows = Rows(4_000, 70, lambda some: np.isin(some, [*chosen]))
@@ -33,7 +33,6 @@ def test_a_larger_fraction_holds_out_more_of_the_same() -> None:
     assert set(few) < set(many)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=50), st.floats(0, 0.999))
 def test_rows_are_held_out_by_the_digest_of_their_number(rows: list[int], fraction: float) -> None:
     digests = [xxhash.xxh3_64_intdigest(struct.pack("<q", row)) for row in rows]

@@ -53,7 +53,7 @@ def plain(cache: Cache, name: str, rows: Sequence[int], trim: bool) -> Tensor:
     return stacked.narrow(1 + field.token_axis, 0, longest) if trim else stacked
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), trim=st.booleans())
 def test_batches_hold_what_safetensors_reads(cache: Cache, data: st.DataObject, trim: bool) -> None:
     rows = st.sampled_from(list(ok_rows(cache)))
