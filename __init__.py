@@ -10,10 +10,10 @@ Public Python API::
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from dspark.capture.run import capture as capture
     from dspark.schemas.errors import InputError as InputError
     from dspark.train_from_cache.cache import Cache as Cache
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from dspark.train_from_cache.train import train_draft as train_draft
     from dspark.train_from_cache.train import train_drafts as train_drafts
     from dspark.verify.run import verify_cache as verify_cache
-
-try:
-    __version__ = version("dspark")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
 
 __all__ = [
     "Cache",
@@ -53,11 +48,22 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name == "capture":
         return import_module("dspark.capture")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'dspark' has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dspark")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

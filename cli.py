@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dspark import __version__
 from dspark.capture.options import CaptureOptions
 from dspark.cli_options import options_of
 from dspark.convert.options import ConvertOptions
@@ -21,6 +20,7 @@ from dspark.reports.text import printable_lines
 from dspark.schemas.disk_errors import disk_error
 from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooManySkippedError
 from dspark.schemas.options import check_given
+from dspark.schemas.signals import STOPPING
 from dspark.train_from_cache.drafts import ARCHITECTURES
 from dspark.train_from_cache.options import TrainOptions
 
@@ -38,7 +38,9 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"dspark {__version__}")
+        import dspark
+
+        typer.echo(f"dspark {dspark.__version__}")
         raise typer.Exit
 
 
@@ -455,6 +457,7 @@ def _run(command: Callable[[], Any]) -> int:
     except FollowerError:
         return 1
     except StoppedError as error:
+        _end_by_signals()
         one_of_many = os.environ.get("WORLD_SIZE", "1") != "1"
         print(
             f"dspark: {error}"
@@ -499,12 +502,17 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     sys.unraisablehook = _stop_later
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, _stop)
     code = _run(app)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    _end_by_signals()
     sys.exit(code)
+
+
+def _end_by_signals() -> None:
+    """From now on SIGINT and SIGTERM end the process at once: there is nothing left to stop."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """What the commands of the benchmarks share: arguments are checked before anything is measured."""
 
 import argparse
+import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dspark.schemas.errors import InputError
+from dspark.schemas.errors import InputError, StoppedError
+from dspark.schemas.signals import STOPPING
 
 
 def json_file(text: str) -> Path:
@@ -36,10 +39,32 @@ def count(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return number
+
+
 def run(main: Callable[[], None]) -> None:
-    """Run a benchmark; what a user can mend becomes one sentence on stderr."""
+    """Run a benchmark; what a user can mend becomes one sentence on stderr, and so does a signal,
+    after what lies in temporary folders is removed."""
+    name = Path(sys.argv[0]).stem
+    for number in STOPPING:
+        signal.signal(number, _stop)
     try:
         main()
     except InputError as error:
-        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except StoppedError as stopped:
+        print(f"{name}: {stopped}; nothing is kept", file=sys.stderr)
+        sys.exit(stopped.exit_code)
+
+
+def _stop(number: int, _: object) -> None:
+    raise StoppedError(number)

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=command.count, default=300)
     parser.add_argument("--batch-size", type=command.count, default=16)
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--lr", type=command.positive, default=3e-3)
     given = parser.parse_args()
     options: dict[str, Any] = {
         "steps": given.steps, "batch_size": given.batch_size, "lr": given.lr, "device": "cpu",

@@ -6,6 +6,7 @@ Beside ``NAME.json``, which ``python -m benchmarks.NAME --json`` wrote, a file `
 what a reader should know of it.
 """
 
+import argparse
 import ast
 import json
 from pathlib import Path
@@ -78,5 +79,13 @@ def _facts(facts: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args()
     DOCUMENT.write_text(document())
+
+
+if __name__ == "__main__":
+    main()

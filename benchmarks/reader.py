@@ -53,10 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="useful bytes of an epoch")
+    parser.add_argument(
+        "--gigabytes", type=command.positive, default=2.0, help="useful bytes of an epoch"
+    )
     parser.add_argument("--hidden-size", type=command.count, default=1536)
     parser.add_argument("--max-length", type=command.count, default=2048)
-    parser.add_argument("--mean-length", type=float, default=671)
+    parser.add_argument("--mean-length", type=command.positive, default=671)
     parser.add_argument("--batch-size", type=command.count, default=8)
     parser.add_argument("--repetitions", type=command.count, default=3)
     parser.add_argument(

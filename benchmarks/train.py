@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=command.count, default=512)
     parser.add_argument("--vocab-size", type=command.count, default=4096)
     parser.add_argument("--max-length", type=command.count, default=512)
-    parser.add_argument("--mean-length", type=float, default=168)
+    parser.add_argument("--mean-length", type=command.positive, default=168)
     parser.add_argument("--batch-size", type=command.count, default=8)
     parser.add_argument(
         "--steps", type=command.count, default=6, help="measured in each repetition"

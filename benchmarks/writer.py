@@ -61,10 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gigabytes", type=float, default=1.5, help="of one shard")
+    parser.add_argument("--gigabytes", type=command.positive, default=1.5, help="of one shard")
     parser.add_argument("--hidden-size", type=command.count, default=2048)
     parser.add_argument("--max-length", type=command.count, default=2048)
-    parser.add_argument("--mean-length", type=float, default=671)
+    parser.add_argument("--mean-length", type=command.positive, default=671)
     parser.add_argument("--batch-tokens", type=command.count, default=8192)
     parser.add_argument("--repetitions", type=command.count, default=5)
     parser.add_argument(

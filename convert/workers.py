@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 from dspark.convert.shard import Conversion, convert_shard
 from dspark.schemas.errors import InputError
+from dspark.schemas.signals import signals_held
 
 
 def convert_shards(
@@ -38,11 +39,13 @@ def convert_shards(
             report(shard, convert_shard(conversion, shard))
         return
     context = multiprocessing.get_context("spawn")
+    others = {*multiprocessing.active_children()}
     alive, ours = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, context, _follow, (alive,))
     try:
         convert = partial(_convert_shard, conversion)
-        running = {pool.submit(convert, shard): shard for shard in shards}
+        with signals_held():
+            running = {pool.submit(convert, shard): shard for shard in shards}
         for done in as_completed(running):
             report(running[done], done.result())
         pool.shutdown()
@@ -51,8 +54,13 @@ def convert_shards(
             "a process that converts shards has died (was it killed, for lack of memory?); what is "
             "converted stays: give the same command again, with a smaller --num-workers"
         ) from None
+    except BaseException:
+        # In the middle of a shard, and of their own start, in which they would complain.
+        for worker in {*multiprocessing.active_children()} - others:
+            worker.kill()
+        raise
     finally:
-        ours.close()  # workers that still run see it and end, in the middle of a shard
+        ours.close()
         pool.shutdown(cancel_futures=True)
         alive.close()
 

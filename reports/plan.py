@@ -269,7 +269,9 @@ def _room(estimate: "CaptureEstimate") -> str:
     holes, padded, free = size(room.disk_bytes), size(room.file_bytes), size(room.free_bytes)
     if room.relative_error:
         holes += f" ± {100 * room.relative_error:.1f} %"
-    if room.fit == Fit.FITS:
+    if room.fit == Fit.FITS and estimate.manifest.shard_format.is_zarr:
+        verdict = f"it fits: at most about {holes} needed{left}"
+    elif room.fit == Fit.FITS:
         verdict = f"it fits: {holes} needed{left}, padding being holes that take no room; " + (
             f"with padding {padded}, which fits as well"
             if room.file_bytes <= room.free_bytes

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dspark.remote.store import UnreachableError
 from dspark.schemas.errors import InputError, StoppedError
+from dspark.schemas.signals import STOPPING
 from dspark.train_from_cache.batch import Batch, LossTerm
 from dspark.train_from_cache.draft_parts.row_random import RowRandom
 from dspark.train_from_cache.evaluate import quick_tau, without_hidden_states
@@ -191,7 +192,7 @@ class _StopRequest:
         # Only the main thread may set handlers, and only it is interrupted.
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -190,12 +190,14 @@ def _room(
         shards = sorted({*shards} & {*settings.only})
     share = sum(len(manifest.rows_of(shard)) for shard in shards) / manifest.num_samples
     head = 0 if head_path(settings.out).is_file() and not settings.overwrite else head_bytes
+    disk_bytes = round(share * sizes.disk_bytes) + head
+    zarr = manifest.shard_format.is_zarr  # which has no padding to begin with
     return Room(
         out=settings.out,
         free_bytes=free_bytes(settings.out),
-        keeps_holes=keeps_holes(settings.out),
+        keeps_holes=zarr or keeps_holes(settings.out),
         shards=len(shards),
-        disk_bytes=round(share * sizes.disk_bytes) + head,
-        file_bytes=len(shards) * manifest.shard_bytes + head,
+        disk_bytes=disk_bytes,
+        file_bytes=disk_bytes if zarr else len(shards) * manifest.shard_bytes + head,
         relative_error=rows.relative_error,
     )

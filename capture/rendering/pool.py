@@ -27,13 +27,11 @@ from dspark.capture.settings import RowOptions
 from dspark.capture.targets.processor import EncodesRows
 from dspark.schemas.cores import usable_cores
 from dspark.schemas.errors import InputError
+from dspark.schemas.signals import STOPPING, signals_held
 
 _MOST = 8
 _PR_SET_PDEATHSIG = 1
 _PARALLEL_TOKENIZERS = "TOKENIZERS_PARALLELISM"
-
-_FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
-"""Which ends its children itself."""
 
 T = TypeVar("T")
 
@@ -158,9 +156,8 @@ def _begin(parent: int, conversations: Conversations, target: EncodesRows) -> No
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that
             os._exit(1)
-    for number in _FOR_THE_PARENT:
+    for number in STOPPING:  # the parent ends its children itself
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_PARENT)
     torch.set_num_threads(1)
     global _source
     _source = conversations, target
@@ -211,10 +208,9 @@ def _ready_to_fork() -> Iterator[None]:
     which warns of forks, is told how to go on."""
     before = os.environ.get(_PARALLEL_TOKENIZERS)
     os.environ[_PARALLEL_TOKENIZERS] = before or "false"
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
     try:
-        yield
+        with signals_held():
+            yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if before is None:
             del os.environ[_PARALLEL_TOKENIZERS]

@@ -70,6 +70,11 @@ def test_what_zarr_takes_is_less_than_is_planned(options: CaptureOptions) -> Non
     assert f"on disk: at most about {size(planned.sizes.disk_bytes)}, and less by what zarr" in (
         report_plan.plan(planned)
     )
+    assert f"it fits: at most about {size(planned.room.disk_bytes)} needed" in (
+        report_plan.plan(planned)
+    )
+    full = replace(planned, room=replace(planned.room, free_bytes=planned.room.disk_bytes - 1))
+    assert "it does NOT fit: " in report_plan.plan(full)
     captured(options)
     shards = Path(options.out) / "shards"
     written = sum(p.stat().st_size for p in shards.rglob("*") if p.is_file())

@@ -94,6 +94,28 @@ def test_a_signal_ends_all_processes_with_its_message(cache: Path, tmp_path: Pat
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
+def test_a_signal_does_not_wait_for_a_process_that_is_about_to_start(
+    cache: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "to"
+    with subprocess.Popen(command(cache, to, "zarr", 2), stderr=subprocess.PIPE) as process:
+        children: list[psutil.Process] = []
+        while process.poll() is None and not children:
+            time.sleep(0.001)
+            children = [
+                p
+                for p in psutil.Process(process.pid).children()
+                if "spawn_main" in " ".join(p.cmdline())
+            ]
+        children[0].suspend()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert err.count(b"stopped by SIGTERM") == 1
+    assert b"Traceback" not in err
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
 def test_a_shard_that_another_process_writes_is_left_to_it(cache: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     convert(str(cache), str(to), format="zarr", only="0", num_workers=1)
