@@ -1,7 +1,7 @@
 """Train drafts from a cache. The target itself is never opened."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from dspark.schemas.errors import InputError
+from dspark.schemas.fields import Field
 from dspark.schemas.nested import refuse_inside_cache
 from dspark.schemas.options import check_given, takes
 from dspark.schemas.url import refuse_url
@@ -170,6 +171,8 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
     # What can fail comes before the folders are claimed.
     jobs = [_job(task, cache, train_rows, head, ranks) for task in tasks]
     order = training_order(cache, train_rows, jobs[0].plan)
+    # Do its buffers fit into memory?
+    _stream(jobs, _fields(jobs, cache), cache, ranks, [], torch.device("cpu"))
     with ExitStack() as claimed:
         if ranks.is_first:
             for job in jobs:
@@ -261,26 +264,15 @@ def _train_jobs(
         pairs = list(zip(jobs, trainees, strict=True))
         if fresh:
             measure([pair for pair in pairs if pair[0] in fresh], "before", 0)
-        fields = {
-            field.name: field
-            for job in jobs
-            for field in draft_fields(cache, type(job.draft), job.draft.config)
-        }
+        fields = _fields(jobs, cache)
         steps = map(order.rows_of_step, range(start, plan.steps))
         # A process without rows of its own reads one, which will not count.
         own = (ranks.share(rows) or rows[:1] for rows in steps)
         with (
-            cache.ahead(own, list(fields.values())) as coming,
-            BatchStream(
-                cache,
-                list(fields.values()),
-                coming,
-                batch_size=max(1, -(-plan.batch_size // ranks.size)),
-                trim=plan.trim,
-                device=ranks.device,
-            ) as stream,
+            cache.ahead(own, fields) as coming,
+            _stream(jobs, fields, cache, ranks, coming, ranks.device) as stream,
         ):
-            batches = decoded(stream, list(fields.values()), head.embeddings)
+            batches = decoded(stream, fields, head.embeddings)
             run(ranks, trainees, head, batches, plan, bar)
         for job, trainee in pairs:
             if trainee.ema:
@@ -291,6 +283,32 @@ def _train_jobs(
             for job in jobs:
                 bar.say(plot_curves(job.out))
         ranks.wait_for_first()  # to have recorded what the others will read
+
+
+def _fields(jobs: Sequence[_Job], cache: Cache) -> list[Field]:
+    """What any of the drafts reads, each field once."""
+    read = (draft_fields(cache, type(job.draft), job.draft.config) for job in jobs)
+    return list({field.name: field for fields in read for field in fields}.values())
+
+
+def _stream(
+    jobs: Sequence[_Job],
+    fields: Sequence[Field],
+    cache: Cache,
+    ranks: Ranks,
+    batches: Iterable[Sequence[int]],
+    device: torch.device,
+) -> BatchStream:
+    """Reads what this process has of each batch."""
+    plan = jobs[0].plan
+    return BatchStream(
+        cache,
+        fields,
+        batches,
+        batch_size=max(1, -(-plan.batch_size // ranks.size)),
+        trim=plan.trim,
+        device=device,
+    )
 
 
 def _new_draft(cls: type[Draft], config: PreTrainedConfig, head: TargetHead, seed: int) -> Draft:

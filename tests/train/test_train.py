@@ -244,6 +244,7 @@ def test_resume_without_a_training_is_refused(cache: Path, tmp_path: Path) -> No
     [
         ({"steps": 0}, "--steps 0"),
         ({"batch_size": -1}, "--batch-size -1"),
+        ({"batch_size": 2**45}, "--batch-size .* do not fit into memory"),
         ({"lr": float("nan")}, "--lr nan"),
         ({"lr": 1e38}, r"--lr 1e\+38: must be at most 1"),
         ({"lr": "3e-4"}, "--lr '3e-4': must be a number"),
