@@ -62,7 +62,7 @@ def run(main: Callable[[], None]) -> None:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except StoppedError as stopped:
-        print(f"{name}: {stopped}; nothing is kept", file=sys.stderr)
+        print(f"{name}: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
 
 
