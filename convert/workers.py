@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 from dspark.convert.shard import Conversion, convert_shard
 from dspark.schemas.errors import InputError
-from dspark.schemas.signals import signals_held
+from dspark.schemas.signals import leave_to_parent, signals_held
 
 
 def convert_shards(
@@ -67,7 +67,7 @@ def convert_shards(
 
 def _follow(alive: Connection) -> None:
     """In a worker: end when the parent closes its end of the pipe, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
+    leave_to_parent(signal.SIGINT)  # Ctrl-C goes to all
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 
 

@@ -27,7 +27,7 @@ from dspark.capture.settings import RowOptions
 from dspark.capture.targets.processor import EncodesRows
 from dspark.schemas.cores import usable_cores
 from dspark.schemas.errors import InputError
-from dspark.schemas.signals import STOPPING, signals_held
+from dspark.schemas.signals import STOPPING, leave_to_parent, signals_held
 
 _MOST = 8
 _PR_SET_PDEATHSIG = 1
@@ -156,8 +156,7 @@ def _begin(parent: int, conversations: Conversations, target: EncodesRows) -> No
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that
             os._exit(1)
-    for number in STOPPING:  # the parent ends its children itself
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent(*STOPPING)  # which ends its children itself
     torch.set_num_threads(1)
     global _source
     _source = conversations, target

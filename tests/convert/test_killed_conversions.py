@@ -94,19 +94,35 @@ def test_a_signal_ends_all_processes_with_its_message(cache: Path, tmp_path: Pat
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
+def test_ctrl_c_means_nothing_to_a_process_that_is_about_to_start(
+    cache: Path, tmp_path: Path
+) -> None:
+    """It goes to all; it is for the parent to say so and to end them."""
+    to = tmp_path / "to"
+    with subprocess.Popen(command(cache, to, "zarr", 2), stderr=subprocess.PIPE) as process:
+        about_to_start(process)[0].send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert b"Traceback" not in err
+    assert len(dspark.open_cache(to)) == 200
+
+
+def about_to_start(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """The first process of a conversion, as soon as it is there."""
+    found: list[psutil.Process] = []
+    while process.poll() is None and not found:
+        time.sleep(0.001)
+        children = psutil.Process(process.pid).children()
+        found = [p for p in children if "spawn_main" in " ".join(p.cmdline())]
+    return found
+
+
 def test_a_signal_does_not_wait_for_a_process_that_is_about_to_start(
     cache: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "to"
     with subprocess.Popen(command(cache, to, "zarr", 2), stderr=subprocess.PIPE) as process:
-        children: list[psutil.Process] = []
-        while process.poll() is None and not children:
-            time.sleep(0.001)
-            children = [
-                p
-                for p in psutil.Process(process.pid).children()
-                if "spawn_main" in " ".join(p.cmdline())
-            ]
+        children = about_to_start(process)
         children[0].suspend()
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)

@@ -1,6 +1,8 @@
 """SIGINT and SIGTERM come after what must not be left half done."""
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,18 +31,22 @@ def handlers() -> Iterator[None]:
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("by_another_thread", [False, True])
 def test_they_wait_for_the_end_of_the_block(by_another_thread: bool) -> None:
-    done = False
-    with pytest.raises(ToldError, match=str(int(signal.SIGTERM))), signals_held():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if by_another_thread:
-                thread = threading.Thread(target=signal.raise_signal, args=(number,))
-                thread.start()
-                thread.join()
-            else:
-                signal.raise_signal(number)
-        done = True
+    held, done = threading.Event(), False
+
+    def send() -> None:
+        assert held.wait(timeout=60)
+        signal.raise_signal(signal.SIGTERM)
+
+    # Started before the block, it takes what the main thread does not.
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ToldError, match=r"^15$"):
+        sent = pool.submit(send) if by_another_thread else None
+        with signals_held():
+            held.set()
+            sent.result() if sent else send()
+            done = True
     assert done
     assert {signal.getsignal(number) for number in STOPPING} == {tell}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*STOPPING}
 
 
 @pytest.mark.usefixtures("handlers")
@@ -49,6 +55,21 @@ def test_an_error_of_the_block_is_raised_and_the_handlers_are_there_again() -> N
         raise KeyError
     with pytest.raises(ToldError):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_process_that_is_started_meanwhile_gets_them_when_it_is_ready() -> None:
+    program = (
+        "import signal, sys\n"
+        "from dspark.schemas.signals import leave_to_parent\n"
+        "signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGINT)\n"
+        "print('still here', flush=True)\n"
+        "leave_to_parent(signal.SIGINT)\n"
+        "print('still here, too')"
+    )
+    with signals_held():
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGTERM, b"still here\n")
 
 
 def test_another_thread_has_nothing_to_hold() -> None:
