@@ -20,7 +20,7 @@ from dspark.reports.text import printable_lines
 from dspark.schemas.disk_errors import disk_error
 from dspark.schemas.errors import FollowerError, InputError, StoppedError, TooManySkippedError
 from dspark.schemas.options import check_given
-from dspark.schemas.signals import STOPPING
+from dspark.schemas.signals import STOPPING, stop_on_signals
 from dspark.train_from_cache.drafts import ARCHITECTURES
 from dspark.train_from_cache.options import TrainOptions
 
@@ -483,10 +483,6 @@ def _complain(message: str) -> None:
     print(f"dspark: {printable_lines(message)}", file=sys.stderr)
 
 
-def _stop(number: int, _: object) -> None:
-    raise StoppedError(number)
-
-
 def _stop_later(unraisable: "sys.UnraisableHookArgs") -> None:
     """A signal that met Python in a finalizer, which cannot raise, comes again after it."""
     if isinstance(unraisable.exc_value, StoppedError):
@@ -502,8 +498,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     sys.unraisablehook = _stop_later
-    for number in STOPPING:
-        signal.signal(number, _stop)
+    stop_on_signals()
     code = _run(app)
     _end_by_signals()
     sys.exit(code)

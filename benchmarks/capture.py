@@ -103,9 +103,7 @@ class Split:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     cuda = torch.cuda.is_available()
     parser.add_argument("--target", help="folder of another target", default=None)
     parser.add_argument("--hidden-size", type=command.count, default=3584 if cuda else 512)
@@ -117,13 +115,8 @@ def main() -> None:
     parser.add_argument("--bundled-rows", type=command.count, default=300)
     parser.add_argument("--shards", type=command.count, default=2)
     parser.add_argument("--num-workers", type=command.count, default=None)
-    parser.add_argument("--repetitions", type=command.count, default=3)
+    command.add_repetitions(parser, 3)
     parser.add_argument("--memory-rows", type=command.count, default=800)
-    parser.add_argument(
-        "--folder", type=command.folder, help="on the disk to measure", default=None
-    )
-    parser.add_argument("--json", type=command.json_file)
-    parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
     given = parser.parse_args()
     if given.small:
         given.hidden_size, given.layers, given.rows, given.mean_length = 128, 2, 8, 96

@@ -282,14 +282,12 @@ def run(folder: Path, options: argparse.Namespace) -> Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command.parser(__doc__.splitlines()[0])
     parser.add_argument("--rows", type=command.count, default=300, help="of the bundled target")
     parser.add_argument(
         "--megabytes", type=command.count, default=100, help="of random-normal features"
     )
     parser.add_argument("--repeat", type=command.count, default=3)
-    parser.add_argument("--small", action="store_true", help="a run of some seconds")
-    parser.add_argument("--json", type=command.json_file)
     options = parser.parse_args()
     if options.small:
         options.rows, options.megabytes, options.repeat = 12, 4, 1

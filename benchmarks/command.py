@@ -3,13 +3,28 @@
 import argparse
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from dspark.schemas.errors import InputError, StoppedError
-from dspark.schemas.signals import STOPPING
+from dspark.schemas.signals import stop_on_signals
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Of a command that writes a result; its own arguments are to be added."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--json", type=json_file, help="write the result there")
+    made.add_argument("--small", action="store_true", help="some seconds, to see that it works")
+    return made
+
+
+def add_repetitions(made: argparse.ArgumentParser, default: int) -> None:
+    """The arguments of a command that measures on a disk, several times."""
+    made.add_argument("--repetitions", type=count, default=default)
+    made.add_argument("--folder", type=folder, help="on the disk to measure", default=None)
 
 
 def json_file(text: str) -> Path:
@@ -54,8 +69,7 @@ def run(main: Callable[[], None]) -> None:
     """Run a benchmark; what a user can mend becomes one sentence on stderr, and so does a signal,
     after what lies in temporary folders is removed."""
     name = Path(sys.argv[0]).stem
-    for number in STOPPING:
-        signal.signal(number, _stop)
+    stop_on_signals()
     try:
         main()
     except InputError as error:
@@ -64,7 +78,3 @@ def run(main: Callable[[], None]) -> None:
     except StoppedError as stopped:
         print(f"{name}: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
-
-
-def _stop(number: int, _: object) -> None:
-    raise StoppedError(number)

@@ -50,9 +50,7 @@ FIRST, COUNTED = 8, 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument(
         "--gigabytes", type=command.positive, default=2.0, help="useful bytes of an epoch"
     )
@@ -60,12 +58,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=command.count, default=2048)
     parser.add_argument("--mean-length", type=command.positive, default=671)
     parser.add_argument("--batch-size", type=command.count, default=8)
-    parser.add_argument("--repetitions", type=command.count, default=3)
-    parser.add_argument(
-        "--folder", type=command.folder, help="on the disk to measure", default=None
-    )
-    parser.add_argument("--json", type=command.json_file)
-    parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
+    command.add_repetitions(parser, 3)
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.small:

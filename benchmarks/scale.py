@@ -10,7 +10,6 @@ that are in the page cache. Memory is anonymous: what the process holds afterwar
 counted at small size, say on paper what 10⁹ tokens and 1,000 workers come to.
 """
 
-import argparse
 import multiprocessing
 import shutil
 import statistics
@@ -69,15 +68,13 @@ mark("")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command.parser((__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--repeat", type=command.count, default=3, help="times that each is measured"
     )
     parser.add_argument(
         "--folder", type=command.folder, help="of the caches; by default that of temporary"
     )
-    parser.add_argument("--small", action="store_true", help="some seconds, to see that it runs")
-    parser.add_argument("--json", type=command.json_file, help="write the result there")
     options = parser.parse_args()
     whole, bare = (_SMALL_WHOLE, _SMALL_BARE) if options.small else (WHOLE, BARE)
     result = Result("scale", {"repetitions": options.repeat, "page cache": "warm"})

@@ -115,16 +115,12 @@ WIDE_LENGTH, WIDE_PICTURES = 671, 0.5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--steps", type=command.count, default=200)
     parser.add_argument("--batch-size", type=command.count, default=16)
     parser.add_argument("--lr", type=command.positive, default=3e-3)
     parser.add_argument("--seeds", type=command.count, default=1)
     parser.add_argument("--limit", type=command.count, help="rows to capture; all by default")
-    parser.add_argument("--small", action="store_true", help="a few steps, to see that it runs")
-    parser.add_argument("--json", type=command.json_file)
     given = parser.parse_args()
     if given.small:
         given.steps, given.seeds, given.limit, given.batch_size = 2, 1, 24, 4

@@ -42,9 +42,7 @@ MEMORY, CACHE, TRIM, BUCKET = "in memory", "from the cache", "--trim", "--bucket
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--arch", choices=[*CONFIG], default="dspark")
     parser.add_argument("--rows", type=command.count, default=160)
     parser.add_argument("--hidden-size", type=command.count, default=512)
@@ -55,13 +53,8 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=command.count, default=6, help="measured in each repetition"
     )
-    parser.add_argument("--repetitions", type=command.count, default=3)
+    command.add_repetitions(parser, 3)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--folder", type=command.folder, help="on the disk to measure", default=None
-    )
-    parser.add_argument("--json", type=command.json_file)
-    parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
     given = parser.parse_args()
     if given.small:
         given.rows, given.hidden_size, given.vocab_size, given.steps = 48, 64, 256, 3

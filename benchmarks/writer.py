@@ -58,20 +58,13 @@ class RandomShard:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--gigabytes", type=command.positive, default=1.5, help="of one shard")
     parser.add_argument("--hidden-size", type=command.count, default=2048)
     parser.add_argument("--max-length", type=command.count, default=2048)
     parser.add_argument("--mean-length", type=command.positive, default=671)
     parser.add_argument("--batch-tokens", type=command.count, default=8192)
-    parser.add_argument("--repetitions", type=command.count, default=5)
-    parser.add_argument(
-        "--folder", type=command.folder, help="on the disk to measure", default=None
-    )
-    parser.add_argument("--json", type=command.json_file)
-    parser.add_argument("--small", action="store_true", help="some seconds, to see that it works")
+    command.add_repetitions(parser, 5)
     given = parser.parse_args()
     if given.small:
         given.gigabytes, given.hidden_size, given.repetitions = 0.02, 128, 2

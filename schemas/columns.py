@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from dspark.schemas.commands import NOT_RECORDED, capture_command
+from dspark.schemas.commands import capture_command, to_repeat
 from dspark.schemas.digest import FileDigest, file_digest
 from dspark.schemas.disk_errors import is_unreadable
 from dspark.schemas.durable import replacing, write_all
@@ -122,8 +122,7 @@ def read_columns(root: Path, manifest: "Manifest") -> Columns:
         problem = error.strerror if isinstance(error, OSError) else f"damaged: {error}"
         raise IncompatibleCacheError(
             f"{path}: {problem}; {'move it away, and ' if path.is_dir() else ''}this writes it "
-            f"anew ({NOT_RECORDED} must be given again if they were): "
-            + capture_command(root, manifest)
+            f"anew{to_repeat(manifest)}: {capture_command(root, manifest)}"
         ) from None
     return columns
 

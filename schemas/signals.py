@@ -1,4 +1,4 @@
-"""Signals that wait for what must not be left half done."""
+"""SIGINT and SIGTERM: they stop a command, but not in the middle of what must not be half done."""
 
 import signal
 import threading
@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from signal import Signals
 
+from dspark.schemas.errors import StoppedError
+
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+def stop_on_signals() -> None:
+    """From now on both raise StoppedError, wherever the main thread is."""
+    for number in STOPPING:
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, _: object) -> None:
+    raise StoppedError(number)
 
 
 @contextmanager

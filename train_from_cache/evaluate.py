@@ -1,6 +1,6 @@
 """The metrics of drafts on rows of a cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,12 @@ def draft_fields(cache: Cache, draft: type[Draft], config: PreTrainedConfig) -> 
     ]
     fields = require_fields(cache, list(dict.fromkeys(names)), draft.arch)
     return with_decoding_fields(fields, cache.manifest)
+
+
+def fields_of(cache: Cache, drafts: Iterable[Draft]) -> list[Field]:
+    """What any of the drafts reads, each field once; errors as of ``draft_fields``."""
+    read = (draft_fields(cache, type(draft), draft.config) for draft in drafts)
+    return list({field.name: field for fields in read for field in fields}.values())
 
 
 def without_hidden_states(batch: Batch) -> Batch:
@@ -125,8 +131,7 @@ def evaluate_together(
     """
     gauges = [_Gauge(subject) for subject in subjects]
     numbers = number_ids(cache.root, cache.manifest.target.vocab_size)
-    read = [draft_fields(cache, type(s.draft), s.draft.config) for s in subjects]
-    fields = list({field.name: field for fields in read for field in fields}.values())
+    fields = fields_of(cache, [subject.draft for subject in subjects])
     own = ranks.share(rows) if ranks else rows
     batches = (list(own[i : i + batch_size]) for i in range(0, len(own), batch_size))
     device = head.weight.device

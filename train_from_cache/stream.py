@@ -153,7 +153,7 @@ class BatchStream:
         """The rows of each batch, the system being told of those of some more."""
         ahead: deque[Sequence[int]] = deque()
         for batch in self._batches:
-            rows = sorted(batch, key=lambda row: -self._lengths[row])
+            rows = sorted(batch, key=self._lengths.__getitem__, reverse=True)
             self._pool.submit(self._advise, rows)
             ahead.append(rows)
             if len(ahead) > ADVISED:

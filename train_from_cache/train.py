@@ -23,7 +23,7 @@ from dspark.train_from_cache.curves import plot_curves
 from dspark.train_from_cache.decode import decoded
 from dspark.train_from_cache.drafts import draft_class
 from dspark.train_from_cache.drafts.base import Draft
-from dspark.train_from_cache.evaluate import Subject, draft_fields, evaluate_together
+from dspark.train_from_cache.evaluate import Subject, draft_fields, evaluate_together, fields_of
 from dspark.train_from_cache.init_from import WarmStart
 from dspark.train_from_cache.loop import run
 from dspark.train_from_cache.options import Location, TrainTask
@@ -172,7 +172,8 @@ def _train(tasks: Sequence[TrainTask]) -> list[TrainResult]:
     jobs = [_job(task, cache, train_rows, head, ranks) for task in tasks]
     order = training_order(cache, train_rows, jobs[0].plan)
     # Do its buffers fit into memory?
-    _stream(jobs, _fields(jobs, cache), cache, ranks, [], torch.device("cpu"))
+    fields = fields_of(cache, [job.draft for job in jobs])
+    _stream(fields, cache, jobs[0].plan, ranks, [], torch.device("cpu"))
     with ExitStack() as claimed:
         if ranks.is_first:
             for job in jobs:
@@ -264,13 +265,13 @@ def _train_jobs(
         pairs = list(zip(jobs, trainees, strict=True))
         if fresh:
             measure([pair for pair in pairs if pair[0] in fresh], "before", 0)
-        fields = _fields(jobs, cache)
+        fields = fields_of(cache, [job.draft for job in jobs])
         steps = map(order.rows_of_step, range(start, plan.steps))
         # A process without rows of its own reads one, which will not count.
         own = (ranks.share(rows) or rows[:1] for rows in steps)
         with (
             cache.ahead(own, fields) as coming,
-            _stream(jobs, fields, cache, ranks, coming, ranks.device) as stream,
+            _stream(fields, cache, plan, ranks, coming, ranks.device) as stream,
         ):
             batches = decoded(stream, fields, head.embeddings)
             run(ranks, trainees, head, batches, plan, bar)
@@ -285,22 +286,15 @@ def _train_jobs(
         ranks.wait_for_first()  # to have recorded what the others will read
 
 
-def _fields(jobs: Sequence[_Job], cache: Cache) -> list[Field]:
-    """What any of the drafts reads, each field once."""
-    read = (draft_fields(cache, type(job.draft), job.draft.config) for job in jobs)
-    return list({field.name: field for fields in read for field in fields}.values())
-
-
 def _stream(
-    jobs: Sequence[_Job],
     fields: Sequence[Field],
     cache: Cache,
+    plan: Plan,
     ranks: Ranks,
     batches: Iterable[Sequence[int]],
     device: torch.device,
 ) -> BatchStream:
     """Reads what this process has of each batch."""
-    plan = jobs[0].plan
     return BatchStream(
         cache,
         fields,

@@ -1,7 +1,8 @@
 """A cache of 24 shards in both forms, and servers of it."""
 
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,18 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = write_cache(root / "bucket" / "safetensors", samples=5 * SHARDS, shards=SHARDS)
     convert(source, root / "bucket" / "zarr", format="zarr", num_workers=1)
     return root
+
+
+@pytest.fixture
+def copied(caches: Path) -> Callable[[str, str], Path]:
+    """``copied(form, name)`` is ``bucket/name``, a new copy of the cache in a form, to damage."""
+
+    def copy(form: str, name: str) -> Path:
+        root = caches / "bucket" / name
+        shutil.rmtree(root, ignore_errors=True)
+        return shutil.copytree(caches / "bucket" / form, root)
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ from dspark.schemas.manifest import read_manifest
 from dspark.schemas.paths import CachePaths
 from dspark.train_from_cache import loop
 
+Copied = Callable[[str, str], Path]
+
 TRAINING: dict[str, Any] = {**OPTIONS, "steps": 24}
 
 
@@ -168,11 +170,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("form", ["safetensors", "zarr"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_named_and_never_trained_on(
-    caches: Path, server: ObjectServer, tmp_path: Path, form: str, damage: str
+    caches: Path, copied: Copied, server: ObjectServer, tmp_path: Path, form: str, damage: str
 ) -> None:
-    root = caches / "bucket" / "damaged"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(caches / "bucket" / form, root)
+    root = copied(form, "damaged")
     name = "shards/shard-00000-of-00024." + (
         "safetensors" if form == "safetensors" else "zarr/inputs_embeds/c.0.0.0"
     )
@@ -197,11 +197,9 @@ def test_damage_is_named_and_never_trained_on(
 
 @pytest.mark.parametrize("name", ["zarr.json", "inputs_embeds/zarr.json"])
 def test_metadata_of_zarr_are_compared(
-    caches: Path, server: ObjectServer, tmp_path: Path, name: str
+    copied: Copied, server: ObjectServer, tmp_path: Path, name: str
 ) -> None:
-    root = caches / "bucket" / "metadata"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(caches / "bucket" / "zarr", root)
+    root = copied("zarr", "metadata")
     path = root / "shards" / "shard-00000-of-00024.zarr" / name
     path.write_text("{}")
     remote = dspark.open_cache(f"{server.url}/bucket/metadata", local_cache=tmp_path)
@@ -213,15 +211,15 @@ def test_metadata_of_zarr_are_compared(
     remote[40]
 
 
-def test_small_files_that_are_damaged(caches: Path, server: ObjectServer, tmp_path: Path) -> None:
+def test_small_files_that_are_damaged(
+    caches: Path, copied: Copied, server: ObjectServer, tmp_path: Path
+) -> None:
     for name, said in (
         ("manifest.json", "manifest.json: not readable|damaged"),
         ("index/columns.safetensors", "columns.safetensors: damaged"),
         ("target/head.safetensors", "head.safetensors: damaged"),
     ):
-        root = caches / "bucket" / "small"
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(caches / "bucket" / "zarr", root)
+        root = copied("zarr", "small")
         url, folder = f"{server.url}/bucket/small", tmp_path / Path(name).stem
         xor_byte(root / name, 300, 1)
         with pytest.raises(InputError, match=said) as error:
@@ -232,11 +230,11 @@ def test_small_files_that_are_damaged(caches: Path, server: ObjectServer, tmp_pa
         dspark.open_cache(url, local_cache=folder)
 
 
-def test_an_index_that_is_damaged(caches: Path, server: ObjectServer, tmp_path: Path) -> None:
+def test_an_index_that_is_damaged(
+    caches: Path, copied: Copied, server: ObjectServer, tmp_path: Path
+) -> None:
     """Its shard alone cannot be read, until it is mended there or here."""
-    name, root = "index/shard-00003-of-00024.parquet", caches / "bucket" / "small"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(caches / "bucket" / "zarr", root)
+    name, root = "index/shard-00003-of-00024.parquet", copied("zarr", "small")
     url = f"{server.url}/bucket/small"
     local = dspark.open_cache(root)
     xor_byte(root / name, 300, 1)

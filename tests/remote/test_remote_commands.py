@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import dspark
 from dspark.cli import app
 from dspark.schemas.errors import InputError
 from dspark.verify.run import verify_cache
+
+Copied = Callable[[str, str], Path]
 
 FORMS = ["safetensors", "zarr"]
 SHARD = {
@@ -58,16 +59,14 @@ def flipped(path: Path) -> None:
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_verify_names_what_it_would_name_in_a_directory(
-    caches: Path,
+    copied: Copied,
     server: ObjectServer,
     tmp_path: Path,
     form: str,
     damage: Callable[[Path], None],
     deep: bool,
 ) -> None:
-    root = caches / "bucket" / "verified"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(caches / "bucket" / form, root)
+    root = copied(form, "verified")
     damage(root / SHARD[form])
     local = verify_cache(root, deep=deep)
     remote = verify_cache(f"{server.url}/bucket/verified", deep=deep, local_cache=tmp_path)
@@ -81,11 +80,9 @@ def test_verify_names_what_it_would_name_in_a_directory(
     ["manifest.json", "index/shard-00001-of-00024.parquet", "index/columns.safetensors"],
 )
 def test_verify_names_damaged_small_files(
-    caches: Path, server: ObjectServer, tmp_path: Path, name: str
+    copied: Copied, server: ObjectServer, tmp_path: Path, name: str
 ) -> None:
-    root = caches / "bucket" / "verified"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(caches / "bucket" / "zarr", root)
+    root = copied("zarr", "verified")
     xor_byte(root / name, 300, 1)
     code, said = run(
         "verify", "--cache", f"{server.url}/bucket/verified", "--local-cache", str(tmp_path)
