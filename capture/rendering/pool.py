@@ -47,8 +47,9 @@ def default_workers() -> int:
 class RenderingPool:
     """Renders rows and batches, in the order in which results are asked for.
 
-    Its processes are forked at once, and never again: before there are locks, threads or devices
-    that a child must not share. They live no longer than this process. Use as a context manager.
+    Use as a context manager. Its processes are forked when that is entered, and never again: before
+    there are locks, threads or devices that a child must not share. They live no longer than this
+    process.
 
     Args:
         workers: processes; with 0, this process renders when a result is asked for.
@@ -61,24 +62,31 @@ class RenderingPool:
 
     def __init__(self, workers: int, conversations: Conversations, target: EncodesRows) -> None:
         self.ahead = 1 + workers
+        self._workers = workers
         self._source = conversations, target
         self._executor: ProcessPoolExecutor | None = None
         self._processes: list[BaseProcess] = []
         self._threads: list[threading.Thread] = []
-        if workers:
-            before, threads = {*multiprocessing.active_children()}, {*threading.enumerate()}
-            self._executor = ProcessPoolExecutor(
-                workers,
-                multiprocessing.get_context("fork"),
-                _begin,
-                (os.getpid(), conversations, target),
-            )
-            with _ready_to_fork():
-                self._executor.submit(os.getpid)  # forks all of them
-            self._processes = [*({*multiprocessing.active_children()} - before)]
-            self._threads = [*({*threading.enumerate()} - threads)]
 
     def __enter__(self) -> Self:
+        if self._workers:
+            before, threads = {*multiprocessing.active_children()}, {*threading.enumerate()}
+            self._executor = ProcessPoolExecutor(
+                self._workers,
+                multiprocessing.get_context("fork"),
+                _begin,
+                (os.getpid(), *self._source),
+            )
+            try:
+                with _ready_to_fork():
+                    try:
+                        self._executor.submit(os.getpid)  # forks all of them
+                    finally:
+                        self._processes = [*({*multiprocessing.active_children()} - before)]
+                        self._threads = [*({*threading.enumerate()} - threads)]
+            except BaseException:  # a signal that was held meanwhile, say
+                self._end()
+                raise
         return self
 
     def __exit__(
@@ -87,6 +95,9 @@ class RenderingPool:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             for process in self._processes:  # whatever they do, nobody waits for it
@@ -94,7 +105,7 @@ class RenderingPool:
             # Python wakes the executor's own thread when it ends, and fails if that just closes.
             for thread in self._threads:
                 if thread.is_alive():  # the one that fills its queue may be about to start
-                    thread.join(timeout=1)
+                    thread.join(timeout=10)
 
     def encode(
         self, samples: Sequence[int], max_length: int, options: RowOptions

@@ -1,13 +1,15 @@
 """Rendering processes, writer threads and background commits change no byte and lose no error."""
 
 import hashlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +21,7 @@ import dspark
 from dspark.capture.conversations import Conversations
 from dspark.capture.rendering.pool import RenderingPool
 from dspark.capture.targets.processor import EncodesRows
-from dspark.schemas.errors import InputError
+from dspark.schemas.errors import InputError, StoppedError
 
 SHARDS = 4
 ROWS = 40
@@ -143,6 +145,25 @@ def test_a_pool_is_left_while_one_of_its_threads_is_about_to_start(
     with RenderingPool(1, cast(Conversations, None), cast(EncodesRows, None)):
         assert about_to_start in seen[-1]
     assert {*threads()} == {*seen[0]}
+
+
+def test_a_signal_while_the_pool_starts_leaves_none_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is held meanwhile, and comes before there is a block to leave."""
+
+    @contextmanager
+    def signals_held() -> Iterator[None]:
+        yield
+        raise StoppedError(signal.SIGINT)
+
+    monkeypatch.setattr("dspark.capture.rendering.pool.signals_held", signals_held)
+    threads = {*threading.enumerate()}
+    pool = RenderingPool(2, cast(Conversations, None), cast(EncodesRows, None))
+    with pytest.raises(StoppedError), pool:
+        pass
+    assert {*threading.enumerate()} == threads
+    assert multiprocessing.active_children() == []
 
 
 def test_what_a_rendering_process_refuses_is_told_as_ever(
