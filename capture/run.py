@@ -46,7 +46,7 @@ class CaptureReport:
         manifest: of the cache; not complete if shards are missing.
         missing: shards that other jobs have to capture, or are capturing now.
         shards_written: by this job; 0 if the cache was complete already.
-        bytes_written: by this job.
+        bytes_written: by this job, of real tokens, before any compression.
         skipped: rows that could not be captured, by reason; of the finished cache.
         rewritten: other parts of the cache that this job wrote.
         added: fields that were asked for, of an extension; None for a capture.

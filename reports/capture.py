@@ -19,7 +19,7 @@ def capture(report: "CaptureReport") -> str:
         some = len(report.missing) > 1
         return (
             f"{report.root}: {plural(report.shards_written, 'shard')} written now "
-            f"({size(report.bytes_written)}); not complete: shard{'s' * some} "
+            f"({_written(report)}); not complete: shard{'s' * some} "
             f"{some_numbers(report.missing)} of {manifest.num_shards} "
             f"{'are' if some else 'is'} left to other jobs, the last of which completes the "
             f"{'cache' if report.added is None else 'extension'}; so does this command for all "
@@ -37,8 +37,14 @@ def capture(report: "CaptureReport") -> str:
     return (
         f"{report.root}: {counts.ok:,} samples, {counts.tokens:,} tokens in "
         f"{manifest.num_shards} shards ({report.shards_written} written now, "
-        f"{size(report.bytes_written)}); {_skipped(report.skipped)}"
+        f"{_written(report)}); {_skipped(report.skipped)}"
     )
+
+
+def _written(report: "CaptureReport") -> str:
+    """The size of all rows that were written; what they take in zarr is known to the disk alone."""
+    compressed = report.manifest.shard_format.codec not in (None, "none")
+    return size(report.bytes_written) + " before compression" * compressed
 
 
 def _added(report: "CaptureReport", added: Sequence[str]) -> str:
@@ -47,7 +53,7 @@ def _added(report: "CaptureReport", added: Sequence[str]) -> str:
     return (
         f"{report.root}: {', '.join(added)} of {report.manifest.counts.ok:,} samples added in "
         f"{report.manifest.num_shards} files beside the shards ({report.shards_written} written "
-        f"now, {size(report.bytes_written)})"
+        f"now, {_written(report)})"
     )
 
 

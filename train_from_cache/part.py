@@ -66,6 +66,11 @@ class Part:
         }
         self._manifest = manifest
         self._identity = manifest.identity_hash
+        target = manifest.target
+        self._id_limits = {
+            "input_ids": target.embedding_rows,
+            "logits_topk.indices": target.vocab_size,
+        }
         self._columns = columns
         self._lengths = np.asarray(columns.length)  # plain: a mapped array is slow to index
         self._check_digests = check_digests
@@ -160,6 +165,26 @@ class Part:
         if self._check_digests and length:
             self._check(field, shard, row, runs)
         return sum(map(len, runs))
+
+    def check_ids(self, sample: int, field: Field, data: memoryview) -> None:
+        """Where a field is of ids, refuse those that a table does not have: to look them up would be
+        a traceback, and on a GPU the end of the device's context.
+
+        Args:
+            sample: dataset row.
+            field: of the part.
+            data: of that row, and perhaps zeros after it.
+
+        Raises:
+            IncompatibleCacheError: there are such.
+        """
+        limit = self._id_limits.get(field.name)
+        if limit is not None and np.frombuffer(data, "<u4").max(initial=0) >= limit:
+            raise IncompatibleCacheError(
+                f"{self._file_of(field, sample // self._rows_per_shard)}: {field.name} of dataset "
+                f"row {sample} is damaged: it has ids that are not in 0..{limit - 1}; "
+                + self.way_out
+            )
 
     def will_read(self, sample: int, field: Field) -> None:
         """Let the system fetch what ``read_row`` of the same will read, and do not wait for it.

@@ -185,6 +185,7 @@ class BatchStream:
             out = buffers.fill(i, int(self._lengths[row]))
             for (part, field), data in zip(self._fields, out, strict=True):
                 size += part.read_row(row, field, data)
+                part.check_ids(row, field, data)
         return size
 
     def _stage(self, read: _Read) -> None:

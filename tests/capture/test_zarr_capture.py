@@ -13,6 +13,7 @@ from conversation_data import mixed_rows, write_rows
 import dspark
 from dspark.capture import zarr_writer
 from dspark.convert.run import convert
+from dspark.reports.capture import capture as report_text
 from dspark.schemas import copy_shard
 from dspark.schemas.errors import IncompatibleCacheError, InputError
 from dspark.schemas.manifest import read_manifest
@@ -49,7 +50,8 @@ def test_a_captured_cache_equals_a_converted_one(
 ) -> None:
     """First files and added ones; and the way back to what was never converted."""
     out = str(tmp_path / "c")
-    dspark.capture(3, out=out, layers="0", format="zarr", **inputs)  # type: ignore[arg-type]
+    report = dspark.capture(3, out=out, layers="0", format="zarr", **inputs)  # type: ignore[arg-type]
+    assert report is not None and " before compression); " in report_text(report)
     report = dspark.capture(3, out=out, layers="0", format="zarr", **inputs)  # type: ignore[arg-type]
     assert report is not None and report.shards_written == 0
     dspark.capture(out=out, extend=True, layers="1")
