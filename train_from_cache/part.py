@@ -167,8 +167,8 @@ class Part:
         return sum(map(len, runs))
 
     def check_ids(self, sample: int, field: Field, data: memoryview) -> None:
-        """Where a field is of ids, refuse those that a table does not have: to look them up would be
-        a traceback, and on a GPU the end of the device's context.
+        """Where a field is of ids, refuse those that a table does not have: to look them up would
+        be a traceback, and on a GPU the end of the device's context.
 
         Args:
             sample: dataset row.
